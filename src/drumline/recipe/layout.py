@@ -1,0 +1,84 @@
+"""The layout: how a run is spread over ranks, as degrees of each kind of parallelism.
+
+A layout is also a short string, `dp2.fsdp4.tp2.cp2.pp4.ep2`: an axis and its degree, joined by dots, in any order; an axis that
+is left out has degree 1. The mesh is ordered pp, dp, fsdp, cp, tp, outermost first; ep borrows ranks from fsdp x cp and so
+does not multiply the world.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
+MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")
+_PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]*)")
+
+Degree = Annotated[int, Field(ge=1)]
+
+
+class LayoutError(ValueError):
+    """A layout string that cannot be read; the message says which part and what the grammar is."""
+
+
+def parse(text: str) -> dict[str, int]:
+    """Reads a layout string.
+
+    Args:
+        text: e.g. `"dp2.fsdp4"`.
+
+    Returns:
+        The degree of each axis that the string names.
+
+    Raises:
+        LayoutError: a part is no axis with a degree, or an axis is named twice.
+    """
+    degrees: dict[str, int] = {}
+    for part in text.split("."):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise LayoutError(
+                f"{part!r} in layout {text!r} is no axis with a degree; axes are {', '.join(AXES)}, e.g. dp2.fsdp4.tp2"
+            )
+        axis, degree = match[1], int(match[2])
+        if axis in degrees:
+            raise LayoutError(f"{axis} is named twice in layout {text!r}")
+        degrees[axis] = degree
+    return degrees
+
+
+class Layout(BaseModel):
+    """Degrees of every parallelism. Accepts a layout string wherever a table is accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pp: Degree = Field(1, description="Pipeline-parallel degree: stages the layers are cut into.")
+    dp: Degree = Field(1, description="Data-parallel degree: whole replicas of the (possibly sharded) model.")
+    fsdp: Degree = Field(1, description="Fully-sharded degree: ranks that share one replica's parameters (see zero).")
+    cp: Degree = Field(1, description="Context-parallel degree: ranks that share one sequence.")
+    tp: Degree = Field(1, description="Tensor-parallel degree: ranks that share each matmul.")
+    ep: Degree = Field(1, description="Expert-parallel degree; borrows ranks from fsdp x cp.")
+    zero: Literal[1, 2, 3] = Field(
+        3,
+        description="What the fsdp axis shards: 1 optimizer states, 2 and gradients, 3 and parameters (gathered anew in the backward).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: Any) -> Any:
+        return parse(value) if isinstance(value, str) else value
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the layout needs: the product of all axes but ep."""
+        return math.prod(getattr(self, axis) for axis in MESH_AXES)
+
+    @property
+    def data_degree(self) -> int:
+        """Ranks that see different sequences: dp x fsdp."""
+        return self.dp * self.fsdp
+
+    def __str__(self) -> str:
+        parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return ".".join(parts) or "dp1"
