@@ -3,7 +3,9 @@
 In: TOML, overrides. Out: a frozen `Recipe`, or every problem with it at once. Imports no torch.
 """
 
+from drumline.recipe.errors import CheckFailed, DrumlineError, RecipeError
 from drumline.recipe.layout import Layout
+from drumline.recipe.problem import Problem
 from drumline.recipe.sections import Recipe
 
-__all__ = ["Layout", "Recipe"]
+__all__ = ["CheckFailed", "DrumlineError", "Layout", "Problem", "Recipe", "RecipeError"]

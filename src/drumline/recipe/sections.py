@@ -26,7 +26,9 @@ class RopeScaling(Section):
     factor: Annotated[float, Field(ge=1.0)] = Field(8.0, description="By how much low frequencies are slowed.")
     low_freq_factor: float = Field(1.0, description="Wavelengths above original_max_seq_len / this are slowed fully.")
     high_freq_factor: float = Field(4.0, description="Wavelengths below original_max_seq_len / this are left alone.")
-    original_max_seq_len: Positive = Field(8192, description="Sequence length of the pre-training before scaling, tokens.")
+    original_max_seq_len: Positive = Field(
+        8192, description="Sequence length of the pre-training before scaling, tokens."
+    )
 
 
 class Model(Section):
@@ -85,7 +87,9 @@ class Optimizer(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Decay of the second moment.")
     eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="Added to the root of the second moment.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="Decoupled decay of matrices (not of norms).")
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(1.0, description="Clip gradients to this global norm; 0: never.")
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Clip gradients to this global norm; 0: never."
+    )
     implementation: Literal["foreach", "fused"] = Field("foreach", description="torch's AdamW implementation.")
 
 
@@ -133,7 +137,9 @@ class Checkpoint(Section):
 class Resilience(Section):
     """What happens when something goes wrong."""
 
-    max_restarts: Natural = Field(0, description="Times that a failed local launch is started again from its last commit.")
+    max_restarts: Natural = Field(
+        0, description="Times that a failed local launch is started again from its last commit."
+    )
     timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="Longest that a collective may take, seconds.")
 
 
@@ -156,7 +162,9 @@ class Run(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(0, description="CPU threads a rank computes with; 0: cores divided by local ranks.")
     compile: bool = Field(False, description="torch.compile each block.")
-    validate_every: Natural = Field(0, description="Steps between validations; 0: only before the first and after the last.")
+    validate_every: Natural = Field(
+        0, description="Steps between validations; 0: only before the first and after the last."
+    )
     validation_batches: Natural = Field(8, description="Global batches in one validation; 0: no validation.")
     profile: str = Field("", description="Steps to trace, `START:STOP`; writes a Chrome trace. Empty: none.")
 
@@ -169,7 +177,9 @@ class Recipe(Section):
     data: Data = Field(Data(), description="The tokens.")
     optimizer: Optimizer = Field(Optimizer(), description="The optimizer.")
     schedule: Schedule = Field(Schedule(), description="The learning rate over steps.")
-    layout: Layout = Field(Layout(), description="How the run is spread over ranks: a table or a string like dp2.fsdp4.")
+    layout: Layout = Field(
+        Layout(), description="How the run is spread over ranks: a table or a string like dp2.fsdp4."
+    )
     precision: Precision = Field(Precision(), description="Which bytes hold what.")
     memory: Memory = Field(Memory(), description="What is kept for the backward.")
     numerics: Numerics = Field(Numerics(), description="How bits are kept.")

@@ -1,0 +1,38 @@
+"""What the command line reads from the process's environment, in one place.
+
+Source: https://no-color.org for NO_COLOR.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """How output may look.
+
+    Attributes:
+        is_tty: a person reads it at a terminal.
+        has_color: colour is welcome.
+    """
+
+    is_tty: bool
+    has_color: bool
+
+
+def terminal(stream: TextIO | None = None) -> Terminal:
+    """How output on a stream may look: colour only on a terminal, and never where NO_COLOR is set or TERM is dumb.
+
+    Args:
+        stream: where the output goes; standard output by default.
+
+    Returns:
+        What the stream can show.
+    """
+    stream = stream or sys.stdout
+    is_tty = stream.isatty()
+    return Terminal(
+        is_tty, has_color=is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+    )
