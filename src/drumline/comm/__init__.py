@@ -1,0 +1,9 @@
+"""Joining the world of ranks: who this process is, which device it has, and the scalars that all ranks agree on.
+
+In: the environment and a timeout. Out: a `World`. Nothing here knows models or layouts.
+"""
+
+from drumline.comm.environment import Place, read_place
+from drumline.comm.world import World, choose_device, join, leave
+
+__all__ = ["Place", "World", "choose_device", "join", "leave", "read_place"]

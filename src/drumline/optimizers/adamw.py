@@ -1,0 +1,62 @@
+"""AdamW with decoupled decay of matrices only, and clipping by the global norm.
+
+Sources: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2; clipping, Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from drumline.recipe.sections import Optimizer
+
+
+def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
+    """Builds torch's AdamW over a model whose parameters are real (or sharded) tensors.
+
+    Args:
+        model: norm weights (1-d) get no decay, matrices do.
+        section: hyper-parameters and which implementation.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": section.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=section.lr,
+        betas=(section.beta1, section.beta2),
+        eps=section.eps,
+        foreach=section.implementation == "foreach",
+        fused=section.implementation == "fused",
+    )
+
+
+def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
+    """Creates the moments as zeros and sets the step count, so that a checkpoint can be read into them.
+
+    Args:
+        num_steps: optimizer steps already taken.
+    """
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            # torch keeps the count as a float32 scalar, on the parameter's device only when fused.
+            device = param.device if group["fused"] else "cpu"
+            optimizer.state[param] = {
+                "step": torch.tensor(float(num_steps), dtype=torch.float32, device=device),
+                "exp_avg": torch.zeros_like(param, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(param, memory_format=torch.preserve_format),
+            }
+
+
+def local_sum_of_squares(grads: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of squares of this rank's gradients: fp32 norms a tensor, squared and added in fp64; a scalar tensor."""
+    norms = torch._foreach_norm(list(grads))
+    return torch.stack(norms).double().square().sum()
+
+
+def clip(grads: Iterable[torch.Tensor], norm: float, max_norm: float) -> None:
+    """Scales gradients in place so that their global norm is at most `max_norm`; 0 leaves them."""
+    if max_norm > 0 and norm > max_norm:
+        torch._foreach_mul_(list(grads), max_norm / norm)

@@ -1,0 +1,10 @@
+"""The mesh, one module for each way to split the work, and the one place that applies them in order.
+
+In: a model on meta, a recipe, a joined world. Out: the same model spread over the ranks, and what brings its gradients to their sum.
+"""
+
+from drumline.parallel.apply import own_gradients, parallelize
+from drumline.parallel.gradients import Gradients, layers_of
+from drumline.parallel.mesh import Mesh, build_mesh
+
+__all__ = ["Gradients", "Mesh", "build_mesh", "layers_of", "own_gradients", "parallelize"]

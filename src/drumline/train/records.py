@@ -1,0 +1,78 @@
+"""What a run reports: plain records, and the observers that receive them.
+
+The loop knows no console, file or service; it hands each record to a list of observers.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """The loop is about to begin."""
+
+    step: int  # steps already taken
+    num_steps: int
+    layout: str
+    world: int
+    resumed_from: Path | None
+    attention: str
+    peak_flops: float | None  # FLOP/s of all ranks together, for MFU
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step."""
+
+    step: int  # 1-based
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int  # valid tokens of the global batch
+    tokens_per_s: float  # all tokens of the global batch
+    mfu: float | None
+    memory_bytes: int  # peak of rank 0: allocated on CUDA, resident on CPU
+    step_s: float
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """One pass over the held-out batches."""
+
+    step: int
+    loss: float
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """A checkpoint was handed to the writer."""
+
+    step: int
+    path: Path
+    num_bytes: int
+    stall_s: float  # that the loop waited
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """The loop is over."""
+
+    step: int
+    reason: str  # done, preempted, failed
+
+
+Record = StartRecord | StepRecord | ValidationRecord | CommitRecord | EndRecord
+
+
+class Observer(Protocol):
+    """Receives every record of a run, in order."""
+
+    def observe(self, record: Record) -> None:
+        """Takes one record; must not change the run."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, for whatever reason."""
+        ...

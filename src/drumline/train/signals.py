@@ -1,0 +1,38 @@
+"""A polite stop: SIGTERM (preemption) and Ctrl-C let the step finish and the run commit; a second one ends it at once."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class StopRequest:
+    """Whether this rank was asked to stop; the ranks agree on it at the next step's start."""
+
+    def __init__(self):
+        self.name: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.name is not None
+
+    def handle(self, number: int, frame: object) -> None:
+        """The signal handler.
+
+        Raises:
+            KeyboardInterrupt: the second time; the last commit stays whole.
+        """
+        if self.name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def listen() -> Iterator[StopRequest]:
+    """Listens to SIGTERM and SIGINT for the length of a block, then restores what was there."""
+    request = StopRequest()
+    previous = {number: signal.signal(number, request.handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,44 @@
+"""This rank's pieces of the logical tensors of a run: weights and optimizer states, under names that no layout changes."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from drumline.checkpoint import Piece
+
+MODEL = "model."
+OPTIMIZER = "optimizer."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def model_pieces(model: nn.Module) -> list[Piece]:
+    """This rank's pieces of the weights, named `model.<logical name>`; the tensors are the live ones."""
+    return [to_piece(MODEL + name, param.detach()) for name, param in named_parameters(model)]
+
+
+def optimizer_pieces(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    """This rank's pieces of AdamW's moments, named `optimizer.<logical name>.<moment>`; the tensors are the live ones."""
+    return [
+        to_piece(f"{OPTIMIZER}{name}.{moment}", optimizer.state[param][moment])
+        for name, param in named_parameters(model)
+        for moment in MOMENTS
+    ]
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Trained parameters by logical name."""
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            # torch.compile and checkpoint wrappers insert a level of their own.
+            yield name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""), param
+
+
+def to_piece(name: str, tensor: torch.Tensor) -> Piece:
+    """The piece of a logical tensor that `tensor` (plain: all of it; DTensor: its local shard) holds."""
+    if not isinstance(tensor, DTensor):
+        return Piece(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Piece(name, tuple(tensor.shape), tuple(offsets), tensor.to_local())

@@ -1,0 +1,119 @@
+"""Optional observers: TensorBoard, Weights & Biases, and a Chrome trace of chosen steps."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drumline.recipe.errors import DrumlineError
+from drumline.train.records import Record, StartRecord, StepRecord, ValidationRecord
+
+_SCALARS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "memory_bytes", "step_s")
+
+
+class MissingExtraError(DrumlineError):
+    """A recipe asks for a service whose library is not installed."""
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record by the name under which trackers show them; empty for records without any."""
+    if isinstance(record, StepRecord):
+        named = {f"train/{name}": getattr(record, name) for name in _SCALARS}
+        return {name: value for name, value in named.items() if value is not None}
+    return {"validation/loss": record.loss} if isinstance(record, ValidationRecord) else {}
+
+
+class TensorBoard:
+    """Writes TensorBoard events into `<run>/tensorboard`.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, run_dir: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtraError(
+                "metrics.tensorboard = true needs a library: pip install 'drumline[tensorboard]'"
+            ) from None
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+        self._run_dir = run_dir
+
+    def observe(self, record: Record) -> None:
+        """Writes a record's numbers; at a resume, hides what a killed run wrote behind its last commit."""
+        if isinstance(record, StartRecord) and record.step:
+            self._writer.close()
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=record.step + 1)
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """Logs to a Weights & Biases project.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, run_dir: Path, project: str, name: str, config: dict[str, Any]):
+        try:
+            import wandb  # type: ignore[import-not-found]
+        except ImportError:
+            raise MissingExtraError(
+                f"metrics.wandb = {project!r} needs a library: pip install 'drumline[wandb]'"
+            ) from None
+        self._run = wandb.init(project=project, name=name, dir=str(run_dir), config=config, resume="allow")
+
+    def observe(self, record: Record) -> None:
+        """Logs a record's numbers at its step."""
+        numbers = scalars(record)
+        if numbers:
+            self._run.log(numbers, step=record.step)
+
+    def close(self) -> None:
+        """Finishes the run."""
+        self._run.finish()
+
+
+class ChromeTrace:
+    """Traces steps with torch's profiler and writes `<run>/profile/steps-A-B-rank-R.json`, to open in Perfetto or Chrome.
+
+    Args:
+        first: first traced step, 1-based.
+        last: last traced step.
+    """
+
+    def __init__(self, run_dir: Path, first: int, last: int, rank: int):
+        self._path = run_dir / "profile" / f"steps-{first}-{last}-rank-{rank}.json"
+        self._first, self._last = first, last
+        self._profiler: torch.profiler.profile | None = None
+
+    def observe(self, record: Record) -> None:
+        """Starts before the first traced step and writes after the last."""
+        if isinstance(record, StartRecord | StepRecord):
+            if record.step >= self._last:
+                self.close()
+            elif record.step >= self._first - 1 and self._profiler is None:
+                self._profiler = torch.profiler.profile(record_shapes=True)
+                self._profiler.start()
+
+    def close(self) -> None:
+        """Writes the trace, if one was begun."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._profiler.export_chrome_trace(str(self._path))
+            self._profiler = None
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Reads `START:STOP` (steps, 1-based, both included)."""
+    first, last = text.split(":")
+    return int(first), int(last)
