@@ -1,0 +1,8 @@
+"""What is kept for the backward: activation checkpointing.
+
+In: a decoder and the recipe's memory section. Out: the same decoder, whose blocks keep less.
+"""
+
+from drumline.memory.checkpointing import apply
+
+__all__ = ["apply"]

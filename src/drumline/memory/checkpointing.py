@@ -1,0 +1,74 @@
+"""Activation checkpointing: a block keeps its input (and chosen results) and runs its forward again in the backward.
+
+    none       keeps everything
+    full       keeps the input of every block; one more forward of every block
+    every_n    full, for blocks 0, n, 2n, ... only
+    selective  keeps the results of matmuls and attention; computes norms, SwiGLU's product, casts and rotations again
+
+Recomputing runs the same operators on the same inputs, so gradients have the bits that they have without.
+Sources: Chen et al. 2016, arXiv:1604.06174 (full); Korthikanti et al. 2022, arXiv:2205.05198, section 5 (selective).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from drumline.recipe.sections import Memory
+
+_aten = torch.ops.aten
+_KEPT = frozenset(
+    (
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.linear.default,
+        _aten._scaled_mm.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+    )
+)
+_OWN_NAMESPACE = "drumline"  # the own kernels' operators: each does the work of a matmul
+
+
+def apply(model: nn.Module, memory: Memory) -> None:
+    """Makes the blocks of a decoder recompute what the recipe says, in place. Comes before `compile` and sharding.
+
+    Names of parameters and modules stay: a block's `forward` is replaced on the instance, nothing is wrapped.
+
+    Args:
+        model: has `layers`, a ModuleDict of blocks.
+        memory: says how.
+    """
+    if memory.activation_checkpointing == "none":
+        return
+    stride = memory.every_n if memory.activation_checkpointing == "every_n" else 1
+    contexts = _selective_contexts if memory.activation_checkpointing == "selective" else None
+    for name, block in model.layers.named_children():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+        if int(name) % stride == 0:
+            block.forward = _recomputed(block.forward, contexts)
+
+
+def _recomputed(
+    forward: Callable[..., torch.Tensor], contexts: Callable[[], Any] | None
+) -> Callable[..., torch.Tensor]:
+    # No operator of a block draws random numbers, so the generators' states need not be saved and restored.
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if contexts is not None:
+        options["context_fn"] = contexts
+    return functools.partial(checkpoint, forward, **options)
+
+
+def _selective_contexts():
+    return create_selective_checkpoint_contexts(_keep_matmuls_and_attention)
+
+
+def _keep_matmuls_and_attention(context, operator, *args, **kwargs) -> CheckpointPolicy:
+    is_kept = operator in _KEPT or operator.namespace == _OWN_NAMESPACE or operator.name() == "flex_attention"
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,23 @@
+"""Single-device model code: Llama 3 and Qwen3 dense decoders, their attention, loss and initial weights.
+
+In: the recipe's model section, tokens, document starts, labels. Out: logits, or the summed loss. Knows nothing of
+parallelism.
+"""
+
+from drumline.models.attention import Attend, select
+from drumline.models.decoder import Block, Decoder, build
+from drumline.models.initialize import initialize
+from drumline.models.loss import CrossEntropy, chunked_cross_entropy
+from drumline.models.rope import Rope
+
+__all__ = [
+    "Attend",
+    "Block",
+    "CrossEntropy",
+    "Decoder",
+    "Rope",
+    "build",
+    "chunked_cross_entropy",
+    "initialize",
+    "select",
+]

@@ -1,0 +1,78 @@
+"""The layers that a decoder is made of: linear, embedding, RMSNorm, SwiGLU.
+
+Weights keep their own dtype (fp32 masters); a layer computes in the dtype of its input and casts the weight to it. So
+plain fp32, fp32 masters under bf16 activations, and weights that sharding has cast already run through the same lines.
+No layer initializes itself: `drumline.models.initialize` does, from logical names.
+
+B sequences, T tokens, D model width, F hidden width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Linear(nn.Linear):
+    """y = x W^T without bias; W is [out, in]."""
+
+    def __init__(self, in_features: int, out_features: int, device: torch.device | str = "meta"):
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=torch.float32)
+
+    def reset_parameters(self) -> None:
+        """Does nothing: torch's own initialization would draw from the global generator."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight.to(input.dtype))
+
+
+class Embedding(nn.Embedding):
+    """One row of W a token; the rows are cast to `compute_dtype`."""
+
+    def __init__(self, num_rows: int, dim: int, compute_dtype: torch.dtype, device: torch.device | str = "meta"):
+        super().__init__(num_rows, dim, device=device, dtype=torch.float32)
+        self.compute_dtype = compute_dtype
+
+    def reset_parameters(self) -> None:
+        """Does nothing: torch's own initialization would draw from the global generator."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.embedding(input, self.weight).to(self.compute_dtype)
+
+
+class RMSNorm(nn.Module):
+    """y = w * x / sqrt(mean(x^2) + eps), over the last dim, in fp32 at least.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, dim: int, eps: float, device: torch.device | str = "meta"):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, device=device, dtype=torch.float32))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last dim; statistics and product in fp32 at least, the result in x's dtype."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide = x.to(dtype)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)).
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, device: torch.device | str = "meta"):
+        super().__init__()
+        self.gate_proj = Linear(dim, hidden_dim, device)
+        self.up_proj = Linear(dim, hidden_dim, device)
+        self.down_proj = Linear(hidden_dim, dim, device)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))

@@ -1,0 +1,94 @@
+"""Cross-entropy of the output projection, a chunk of tokens at a time: logits of all tokens never exist.
+
+    loss = sum_n (log sum_v exp(h_n . w_v) - h_n . w_label(n))        dlogits = softmax - onehot
+
+A chunk's logits are turned into the loss and, at once, into the gradients of hidden states and weight, so that one
+matmul is not computed twice. What is kept is of the size of the hidden states and the weight, whatever T times V is.
+Source of the idea: Hsu et al. 2024, arXiv:2410.10989 (Liger), "FusedLinearCrossEntropy".
+
+N tokens, D model width, V vocabulary, C tokens of a chunk.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+IGNORED = -100
+
+CrossEntropy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(hidden_ND, weight_VD, labels_N) -> the sum of losses over labels that are not IGNORED, a scalar of fp32 at least."""
+
+
+def chunked_cross_entropy(chunk_tokens: int) -> CrossEntropy:
+    """A cross-entropy that holds the logits of `chunk_tokens` tokens at a time.
+
+    Args:
+        chunk_tokens: C.
+
+    Returns:
+        The function; its labels are int64, and IGNORED counts for nothing.
+    """
+
+    def cross_entropy(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad):
+            return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens)
+        return _run(hidden_ND, weight_VD, labels_N, chunk_tokens, None, None)
+
+    return cross_entropy
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden_ND, weight_VD, labels_N, chunk_tokens):
+        ctx.save_for_backward(hidden_ND, weight_VD, labels_N)
+        ctx.chunk_tokens = chunk_tokens
+        loss, ctx.gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, chunk_tokens, ctx.needs_input_grad)
+        return loss
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (grad_loss,) = grad_outputs
+        hidden_ND, weight_VD, labels_N = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # a second backward through the same graph: the first has taken the buffers
+            _, gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, ctx.chunk_tokens, ctx.needs_input_grad)
+        return *(None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients), None, None
+
+
+def _loss_and_gradients(hidden_ND, weight_VD, labels_N, chunk_tokens, needs):
+    grad_hidden_ND = torch.empty_like(hidden_ND) if needs[0] else None
+    grad_weight_VD = torch.zeros_like(weight_VD) if needs[1] else None
+    loss = _run(hidden_ND, weight_VD, labels_N, chunk_tokens, grad_hidden_ND, grad_weight_VD)
+    return loss, (grad_hidden_ND, grad_weight_VD)
+
+
+def _run(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_N: torch.Tensor,
+    chunk_tokens: int,
+    grad_hidden_ND: torch.Tensor | None,
+    grad_weight_VD: torch.Tensor | None,
+) -> torch.Tensor:
+    """The loss; fills the gradients that are given."""
+    dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+    weight = weight_VD.detach().to(hidden_ND.dtype)
+    loss = torch.zeros((), dtype=dtype, device=hidden_ND.device)
+    for start in range(0, hidden_ND.shape[0], chunk_tokens):
+        chunk = slice(start, start + chunk_tokens)
+        hidden_CD, labels_C = hidden_ND[chunk].detach(), labels_N[chunk]
+        is_counted_C1 = (labels_C != IGNORED)[:, None]
+        labels_C1 = labels_C.clamp(min=0)[:, None]
+        log_probability_CV = F.log_softmax(F.linear(hidden_CD, weight).to(dtype), dim=-1)
+        loss -= (log_probability_CV.gather(1, labels_C1) * is_counted_C1).sum()
+        if grad_hidden_ND is None and grad_weight_VD is None:
+            continue
+        grad_CV = log_probability_CV.exp_()
+        grad_CV.scatter_add_(1, labels_C1, grad_CV.new_full(labels_C1.shape, -1.0))
+        grad_CV = grad_CV.mul_(is_counted_C1).to(hidden_ND.dtype)
+        if grad_hidden_ND is not None:
+            torch.mm(grad_CV, weight, out=grad_hidden_ND[chunk])
+        if grad_weight_VD is not None:
+            grad_weight_VD += grad_CV.t() @ hidden_CD
+    return loss

@@ -1,0 +1,4 @@
+"""Numbers that do not depend on who computes them: counter-based randomness, own kernels, fixed-order reductions.
+
+In: seeds, names, logical element indices; tensors. Out: tensors whose bits are a function of those alone.
+"""
