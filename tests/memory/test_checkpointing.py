@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.models.hf_reference import LLAMA, QWEN, make, random_tokens
 
-from drumline.memory import apply
+from drumline.memory import apply_activation_checkpointing
 from drumline.recipe.sections import Memory
 
 KINDS = ("none", "full", "every_n", "selective")
@@ -15,7 +15,7 @@ DEEP = LLAMA.model_copy(update={"num_layers": 4})
 
 def decoder_with(kind, model=DEEP, compute_dtype=torch.float32):
     decoder = make(model, compute_dtype=compute_dtype)
-    apply(decoder, Memory(activation_checkpointing=kind, every_n=2))
+    apply_activation_checkpointing(decoder, Memory(activation_checkpointing=kind, every_n=2))
     return decoder
 
 

@@ -40,7 +40,7 @@ def test_weights_depend_on_seed_and_name_only():
         assert "norm" in name or not torch.equal(a, c)
         if name.endswith("q_proj.weight"):
             assert torch.equal(a, deeper[name])
-    q, k = first.layers["0"].mlp.gate_proj.weight, first.layers["1"].mlp.gate_proj.weight
+    q, k = first.layers[0].mlp.gate_proj.weight, first.layers[1].mlp.gate_proj.weight
     assert not torch.equal(q, k)
 
 
@@ -49,7 +49,7 @@ def test_fsdp_shards_of_uneven_size_have_the_bits_of_one_device(model):
     @ranks(3)
     def body():
         decoder = build(model)
-        for block in decoder.layers.values():
+        for block in decoder.layers:
             fully_shard(block)
         fully_shard(decoder)
         decoder.to_empty(device="cpu")

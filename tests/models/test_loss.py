@@ -128,3 +128,10 @@ def test_the_memory_meter_sees_full_logits():
     with PeakBytes() as measured:
         F.cross_entropy(F.linear(hidden, weight), labels.clamp(min=0)).backward()
     assert measured.peak >= 2 * 2048 * 1000 * 4
+
+
+def test_gradients_of_a_bf16_weight_are_summed_over_chunks_in_fp32():
+    hidden, weight, labels = case(num_tokens=2048, dim=16, vocab=31, dtype=torch.bfloat16)
+    chunked_cross_entropy(8)(hidden, weight, labels).backward()
+    assert weight.grad.dtype == torch.bfloat16
+    assert relative(weight.grad, reference(hidden, weight, labels)[2]) < 6e-3

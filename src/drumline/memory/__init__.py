@@ -3,6 +3,6 @@
 In: a decoder and the recipe's memory section. Out: the same decoder, whose blocks keep less.
 """
 
-from drumline.memory.checkpointing import apply
+from drumline.memory.checkpointing import apply_activation_checkpointing
 
-__all__ = ["apply"]
+__all__ = ["apply_activation_checkpointing"]

@@ -37,21 +37,21 @@ _KEPT = frozenset(
 _OWN_NAMESPACE = "drumline"  # the own kernels' operators: each does the work of a matmul
 
 
-def apply(model: nn.Module, memory: Memory) -> None:
+def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:
     """Makes the blocks of a decoder recompute what the recipe says, in place. Comes before `compile` and sharding.
 
     Names of parameters and modules stay: a block's `forward` is replaced on the instance, nothing is wrapped.
 
     Args:
-        model: has `layers`, a ModuleDict of blocks.
+        model: has `layers`, a list of blocks.
         memory: says how.
     """
     if memory.activation_checkpointing == "none":
         return
     stride = memory.every_n if memory.activation_checkpointing == "every_n" else 1
     contexts = _selective_contexts if memory.activation_checkpointing == "selective" else None
-    for name, block in model.layers.named_children():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-        if int(name) % stride == 0:
+    for i, block in enumerate(model.layers):  # pyright: ignore[reportArgumentType]
+        if i % stride == 0:
             block.forward = _recomputed(block.forward, contexts)
 
 

@@ -158,5 +158,5 @@ def _find_kernel(device_type: str) -> tuple[Callable[..., torch.Tensor] | None, 
         kernels = importlib.import_module("drumline.numerics.kernels")
     except ImportError as error:
         return None, f"drumline's CPU kernel is not installed: {error}"
-    reason = kernels.available()
+    reason = kernels.reason()
     return (kernels.attention, "") if reason is None else (None, f"drumline's CPU kernel: {reason}")

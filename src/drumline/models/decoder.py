@@ -80,10 +80,7 @@ class Output(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: tokens to logits, or to the summed loss.
-
-    `layers` maps "0", "1", ... to blocks, so that a layer keeps its logical name wherever it lives.
-    """
+    """A language model: tokens to logits, or to the summed loss."""
 
     def __init__(
         self,
@@ -98,7 +95,7 @@ class Decoder(nn.Module):
         self.attend = attend
         self.compute_dtype = compute_dtype
         self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
-        self.layers = nn.ModuleDict({str(i): Block(model, attend, device) for i in range(model.num_layers)})
+        self.layers = nn.ModuleList(Block(model, attend, device) for _ in range(model.num_layers))
         self.norm = RMSNorm(model.dim, model.norm_eps, device)
         self.output = Output(model, cross_entropy, device)
 
@@ -125,7 +122,7 @@ class Decoder(nn.Module):
         prepare = getattr(self.attend, "prepare", None)
         mask = starts_BT if starts_BT is None or prepare is None else prepare(starts_BT, self.compute_dtype)
         x_BTD = self.embedding(tokens_BT)
-        for block in self.layers.values():
+        for block in self.layers:
             x_BTD = block(x_BTD, rope, mask)
         shared_weight_VD = self.embedding.weight if self.shape.tie_embeddings else None
         return self.output(self.norm(x_BTD), labels_BT, shared_weight_VD)

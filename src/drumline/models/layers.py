@@ -36,7 +36,24 @@ class Embedding(nn.Embedding):
         """Does nothing: torch's own initialization would draw from the global generator."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return F.embedding(input, self.weight).to(self.compute_dtype)
+        return _Rows.apply(input, self.weight, self.compute_dtype)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a weight. Its gradient sums a token's occurrences in fp32 at least, whatever dtype the weight is in."""
+
+    @staticmethod
+    def forward(ctx, tokens, weight, dtype):
+        ctx.save_for_backward(tokens)
+        ctx.num_rows, ctx.weight_dtype = weight.shape[0], weight.dtype
+        return F.embedding(tokens, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (tokens,) = ctx.saved_tensors
+        grad = grad_outputs[0].to(torch.promote_types(ctx.weight_dtype, torch.float32))
+        rows = torch.ops.aten.embedding_dense_backward(grad, tokens, ctx.num_rows, -1, False)
+        return None, rows.to(ctx.weight_dtype), None
 
 
 class RMSNorm(nn.Module):
@@ -55,11 +72,14 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last dim; statistics and product in fp32 at least, the result in x's dtype."""
+    """RMSNorm over the last dim; statistics and product in fp32 at least, the result in x's dtype.
+
+    The weight is rounded to x's dtype first, as sharding does that gathers weights in it: so both compute the same.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     wide = x.to(dtype)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight).to(x.dtype)
+    return (wide * scale * weight.to(x.dtype)).to(x.dtype)
 
 
 class FeedForward(nn.Module):

@@ -58,9 +58,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def _loss_and_gradients(hidden_ND, weight_VD, labels_N, chunk_tokens, needs):
     grad_hidden_ND = torch.empty_like(hidden_ND) if needs[0] else None
-    grad_weight_VD = torch.zeros_like(weight_VD) if needs[1] else None
+    # Chunks are summed in fp32 at least, also where sharding has gathered the weight in bf16.
+    dtype = torch.promote_types(weight_VD.dtype, torch.float32)
+    grad_weight_VD = torch.zeros_like(weight_VD, dtype=dtype) if needs[1] else None
     loss = _run(hidden_ND, weight_VD, labels_N, chunk_tokens, grad_hidden_ND, grad_weight_VD)
-    return loss, (grad_hidden_ND, grad_weight_VD)
+    return loss, (grad_hidden_ND, grad_weight_VD if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
 
 
 def _run(
