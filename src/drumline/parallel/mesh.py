@@ -1,5 +1,6 @@
 """The mesh: the ranks of the world arranged along the layout's axes, outermost first."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,13 @@ class Mesh:
     def data_rank(self) -> int:
         """Which slice of the global batch this rank reads, in [0, layout.data_degree)."""
         return self.coordinate("dp") * self.layout.fsdp + self.coordinate("fsdp")
+
+    def ranks_along(self, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from this one along one axis only, itself among them, in order."""
+        inner = MESH_AXES[MESH_AXES.index(axis) + 1 :]
+        stride = math.prod(getattr(self.layout, name) for name in inner)
+        first = self.rank - stride * self.coordinate(axis)
+        return tuple(first + stride * index for index in range(getattr(self.layout, axis)))
 
     def axes(self, *names: str) -> DeviceMesh | None:
         """The sub-mesh over those of the named axes that have more than one rank; None where none has."""

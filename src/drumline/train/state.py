@@ -8,21 +8,22 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from drumline.checkpoint import Piece
+from drumline.parallel import Mesh
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_pieces(model: nn.Module) -> list[Piece]:
+def model_pieces(model: nn.Module, mesh: Mesh) -> list[Piece]:
     """This rank's pieces of the weights, named `model.<logical name>`; the tensors are the live ones."""
-    return [to_piece(MODEL + name, param.detach()) for name, param in named_parameters(model)]
+    return [to_piece(MODEL + name, param.detach(), mesh) for name, param in named_parameters(model)]
 
 
-def optimizer_pieces(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Piece]:
+def optimizer_pieces(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> list[Piece]:
     """This rank's pieces of AdamW's moments, named `optimizer.<logical name>.<moment>`; the tensors are the live ones."""
     return [
-        to_piece(f"{OPTIMIZER}{name}.{moment}", optimizer.state[param][moment])
+        to_piece(f"{OPTIMIZER}{name}.{moment}", optimizer.state[param][moment], mesh)
         for name, param in named_parameters(model)
         for moment in MOMENTS
     ]
@@ -32,13 +33,13 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Trained parameters by logical name."""
     for name, param in model.named_parameters():
         if param.requires_grad:
-            # torch.compile and checkpoint wrappers insert a level of their own.
-            yield name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""), param
+            yield name, param
 
 
-def to_piece(name: str, tensor: torch.Tensor) -> Piece:
+def to_piece(name: str, tensor: torch.Tensor, mesh: Mesh) -> Piece:
     """The piece of a logical tensor that `tensor` (plain: all of it; DTensor: its local shard) holds."""
+    replicas = mesh.ranks_along("dp")
     if not isinstance(tensor, DTensor):
-        return Piece(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+        return Piece(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor, replicas)
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Piece(name, tuple(tensor.shape), tuple(offsets), tensor.to_local())
+    return Piece(name, tuple(tensor.shape), tuple(offsets), tensor.to_local(), replicas)

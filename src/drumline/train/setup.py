@@ -1,0 +1,132 @@
+"""Set-up as a story: mesh, model on meta, layout applied, weights, optimizer, checkpoint, data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drumline import data, models, precision
+from drumline.checkpoint import Commit, newest_commit, open_commit
+from drumline.comm import World
+from drumline.data import Batch, Loader
+from drumline.optimizers import build_adamw, materialize_states
+from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parallelize
+from drumline.recipe.sections import Recipe
+from drumline.train.folder import CHECKPOINTS
+from drumline.train.resume import require_same_run
+from drumline.train.state import model_pieces, optimizer_pieces
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that the loop works with."""
+
+    recipe: Recipe
+    world: World
+    mesh: Mesh
+    model: nn.Module
+    gradients: Gradients
+    optimizer: torch.optim.AdamW
+    loader: Loader
+    validation: Sequence[Sequence[Batch]]
+    first_step: int
+    resumed_from: Path | None
+    attention: str
+
+
+def set_up(recipe: Recipe, world: World, folder: Path) -> Parts:
+    """Builds a run, or brings it back to its newest commit.
+
+    Args:
+        recipe: without problems for this world.
+        world: joined.
+        folder: the run directory.
+
+    Raises:
+        DrumlineError: data or a checkpoint cannot be used; nothing has been written.
+    """
+    commit = _find_commit(recipe, world, folder)
+    dtypes = precision.policy(recipe.precision)
+    mesh = build_mesh(recipe.layout, world.device, world.rank)
+    datasets = _open_data(recipe, world)
+
+    attend, attention = models.select(recipe.model.attention, world.device)
+    model = models.build(
+        recipe.model, compute_dtype=dtypes.compute, attend=attend, loss_chunk_tokens=recipe.memory.loss_chunk_tokens
+    )
+    parallelize(model, recipe, mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
+    model.to_empty(device=world.device)
+    gradients = own_gradients(model, mesh)
+    optimizer = build_adamw(model, recipe.optimizer)
+    first_step = _fill(model, optimizer, mesh, commit, recipe.run.seed)
+
+    train_set, validation_set = datasets
+    loader = Loader(train_set, recipe.data, data_rank=mesh.data_rank, data_degree=recipe.layout.data_degree)
+    return Parts(
+        recipe=recipe,
+        world=world,
+        mesh=mesh,
+        model=model,
+        gradients=gradients,
+        optimizer=optimizer,
+        loader=loader,
+        validation=_validation_batches(validation_set, recipe, mesh),
+        first_step=first_step,
+        resumed_from=commit.path if commit else None,
+        attention=attention,
+    )
+
+
+def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
+    # Rank 0 chooses, so that all ranks resume from the same commit whatever they see of a shared folder.
+    path = world.broadcast_object(newest_commit(folder / CHECKPOINTS) if world.is_first else None)
+    if path is None:
+        return None
+    commit = open_commit(path)
+    require_same_run(commit.recipe, recipe, path)
+    return commit
+
+
+def _open_data(recipe: Recipe, world: World) -> tuple[data.Dataset, data.Dataset | None]:
+    # Rank 0 prepares what is not there yet; the others then find it.
+    if not world.is_first:
+        world.barrier()
+    train_set = data.open_dataset(recipe.data, recipe.run.seed, "train")
+    validation_set = None
+    if recipe.run.validation_batches and recipe.data.validation_fraction:
+        validation_set = data.open_dataset(recipe.data, recipe.run.seed, "validation")
+    if world.is_first:
+        world.barrier()
+    data.check_vocabulary(train_set, recipe.model.vocab_size)
+    return train_set, validation_set
+
+
+def _fill(
+    model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int
+) -> int:
+    """Gives weights and optimizer states their values; returns the steps already taken."""
+    if commit is None:
+        models.initialize(model, seed)
+        return 0
+    step = commit.step
+    pieces = model_pieces(model, mesh)
+    if commit.state["has_optimizer"]:
+        materialize_states(optimizer, step)
+        pieces += optimizer_pieces(model, optimizer, mesh)
+    commit.read_into(pieces)
+    return step
+
+
+def _validation_batches(dataset: data.Dataset | None, recipe: Recipe, mesh: Mesh) -> list[list[Batch]]:
+    if dataset is None:
+        return []
+    loader = Loader(dataset, recipe.data, data_rank=mesh.data_rank, data_degree=recipe.layout.data_degree)
+    return [loader.batches(step) for step in range(min(recipe.run.validation_batches, loader.num_steps))]
+
+
+def commit_state(step: int, recipe: Recipe) -> dict[str, Any]:
+    """What a commit holds beside tensors: the position is one integer, since data order and schedule are functions of it."""
+    return {"step": step, "num_samples": step * recipe.data.global_batch, "has_optimizer": True}
