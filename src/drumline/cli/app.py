@@ -1,14 +1,14 @@
 """The entry point: finds the command by its name, loads only that one, and turns what it raises into an exit code.
 
-Commands are a table, name -> (`module:attribute`, one line of help), so that `drumline --help` loads none of them. The attribute
-is either a `typer.Typer()` (a command with subcommands, such as `recipe`) or a plain function with typer's annotations (such as
-`train`). Its docstring's first line should be the line of help here; a test holds them together. To add a command, add a module
-and a line.
+Commands are a table, name -> (`module:attribute`, one line of help), so that `drumline --help` loads none of them.
+The attribute is either a `typer.Typer()` named after the command (one with subcommands, such as `recipe`) or a plain
+function with typer's annotations (such as `train`). Its own help starts with the line of the table; a test holds them
+together. To add a command, add a module and a line.
 
 Exit codes
     0    good
     1    a check ran and failed: `CheckFailed`
-    2    the request was wrong: any other `DrumlineError`, a usage error, or a machine that refuses (full disk, no permission)
+    2    the request was wrong: any other `DrumlineError`, a usage error, or a machine that refuses (full disk, ...)
     3    drumline itself failed: one line, and the path of the saved traceback
     130  interrupted
     A command that needs another code raises `typer.Exit(code)`; what a command returns is ignored.

@@ -31,8 +31,8 @@ def terminal(stream: TextIO | None = None) -> Terminal:
     Returns:
         What the stream can show.
     """
-    stream = stream or sys.stdout
-    is_tty = stream.isatty()
+    shown: TextIO = sys.stdout if stream is None else stream
+    is_tty = shown.isatty()
     return Terminal(
         is_tty, has_color=is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
     )

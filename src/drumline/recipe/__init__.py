@@ -4,8 +4,22 @@ In: TOML, overrides. Out: a frozen `Recipe`, or every problem with it at once. I
 """
 
 from drumline.recipe.errors import CheckFailed, DrumlineError, RecipeError
+from drumline.recipe.files import builtin_names
 from drumline.recipe.layout import Layout
+from drumline.recipe.loading import load
 from drumline.recipe.problem import Problem
 from drumline.recipe.sections import Recipe
+from drumline.recipe.validation import check, problems
 
-__all__ = ["CheckFailed", "DrumlineError", "Layout", "Problem", "Recipe", "RecipeError"]
+__all__ = [
+    "CheckFailed",
+    "DrumlineError",
+    "Layout",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "builtin_names",
+    "check",
+    "load",
+    "problems",
+]

@@ -1,8 +1,8 @@
 """The layout: how a run is spread over ranks, as degrees of each kind of parallelism.
 
-A layout is also a short string, `dp2.fsdp4.tp2.cp2.pp4.ep2`: an axis and its degree, joined by dots, in any order; an axis that
-is left out has degree 1. The mesh is ordered pp, dp, fsdp, cp, tp, outermost first; ep borrows ranks from fsdp x cp and so
-does not multiply the world.
+A layout is also a short string, `dp2.fsdp4.tp2.cp2.pp4.ep2`: an axis and its degree, joined by dots, in any order; an
+axis that is left out has degree 1. The mesh is ordered pp, dp, fsdp, cp, tp, outermost first; ep borrows ranks from
+fsdp x cp and so does not multiply the world.
 """
 
 import math
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
 MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")
-_PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]*)")
+_PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]{0,9})")
 
-Degree = Annotated[int, Field(ge=1)]
+Degree = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class LayoutError(ValueError):
@@ -51,17 +51,19 @@ def parse(text: str) -> dict[str, int]:
 class Layout(BaseModel):
     """Degrees of every parallelism. Accepts a layout string wherever a table is accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    pp: Degree = Field(1, description="Pipeline-parallel degree: stages the layers are cut into.")
-    dp: Degree = Field(1, description="Data-parallel degree: whole replicas of the (possibly sharded) model.")
-    fsdp: Degree = Field(1, description="Fully-sharded degree: ranks that share one replica's parameters (see zero).")
-    cp: Degree = Field(1, description="Context-parallel degree: ranks that share one sequence.")
-    tp: Degree = Field(1, description="Tensor-parallel degree: ranks that share each matmul.")
-    ep: Degree = Field(1, description="Expert-parallel degree; borrows ranks from fsdp x cp.")
+    pp: Degree = Field(default=1, description="Pipeline-parallel degree: stages the layers are cut into.")
+    dp: Degree = Field(default=1, description="Data-parallel degree: whole replicas of the (possibly sharded) model.")
+    fsdp: Degree = Field(
+        default=1, description="Fully-sharded degree: ranks that share one replica's parameters (see zero)."
+    )
+    cp: Degree = Field(default=1, description="Context-parallel degree: ranks that share one sequence.")
+    tp: Degree = Field(default=1, description="Tensor-parallel degree: ranks that share each matmul.")
+    ep: Degree = Field(default=1, description="Expert-parallel degree; borrows ranks from fsdp x cp.")
     zero: Literal[1, 2, 3] = Field(
-        3,
-        description="What the fsdp axis shards: 1 optimizer states, 2 and gradients, 3 and parameters (gathered anew in the backward).",
+        default=3,
+        description="What the fsdp axis shards: 1 optimizer states, 2 also gradients, 3 also parameters.",
     )
 
     @model_validator(mode="before")

@@ -3,14 +3,26 @@
 A problem reads its value through its key, so that a message cannot name the wrong one:
 
     layout.tp = 6 does not divide model.num_kv_heads = 8   [layout-tp-kv-heads]
-      nearest that work: 4, 8      try: drumline train llama3-8b layout.tp=4
+      nearest that work: 4, 8      try: layout.tp=4
 """
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Any = _Absent()
+"""The value of a key that has none, because it is missing."""
+
+UNKNOWN_KEY = "unknown-key"
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,8 @@ class Problem:
         key: dotted key of the value that is wrong; empty when the problem is with a whole file.
         value: the value as it was given.
         rule: what is wrong, as the rest of the sentence that starts with `key = value`.
-        nearest: values of `key` that work, nearest first; empty when none is known.
-        remedy: overrides that mend it, such as `layout.tp=4`; empty when none is known.
+        nearest: values of `key` that work, nearest first (for an unknown key: keys); empty when none is known.
+        remedy: an override that mends it, such as `layout.tp=4`; empty when none is known.
     """
 
     code: str
@@ -31,44 +43,22 @@ class Problem:
     value: Any
     rule: str
     nearest: tuple[Any, ...] = ()
-    remedy: str = field(default="")
+    remedy: str = ""
 
-    def render(self, command: str = "") -> str:
-        """The problem as one or two lines.
-
-        Args:
-            command: what the user typed up to the overrides; the line to try starts with it.
-
-        Returns:
-            The message.
-        """
-        subject = (
-            f"{self.key} = {show(self.value)} "
-            if self.key and self.value is not ABSENT
-            else self.key and f"{self.key} "
-        )
-        lines = [f"{subject}{self.rule}   [{self.code}]"]
+    def __str__(self) -> str:
+        """The problem as one or two lines."""
+        value = "" if self.value is ABSENT else f" = {show(self.value)}"
+        lines = [f"{self.key}{value} {self.rule}   [{self.code}]" if self.key else f"{self.rule}   [{self.code}]"]
         hints = []
         if self.nearest:
-            hints.append(f"nearest that work: {', '.join(show(value) for value in self.nearest)}")
+            label = "did you mean" if self.code == UNKNOWN_KEY else "nearest that work"
+            shown = (str(value) if self.code == UNKNOWN_KEY else show(value) for value in self.nearest)
+            hints.append(f"{label}: {', '.join(shown)}")
         if self.remedy:
-            hints.append(f"try: {command} {self.remedy}" if command else f"try: {self.remedy}")
+            hints.append(f"try: {shlex.quote(self.remedy)}")
         if hints:
             lines.append("  " + "      ".join(hints))
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.render()
-
-
-class _Absent:
-    """The value of a key that has none: unknown, or missing."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = _Absent()
 
 
 def problem(recipe: Any, code: str, key: str, rule: str, nearest: Sequence[Any] = (), remedy: str = "") -> Problem:
@@ -80,7 +70,7 @@ def problem(recipe: Any, code: str, key: str, rule: str, nearest: Sequence[Any] 
         key: dotted key; a numeric part indexes a tuple.
         rule: the rest of the sentence that starts with `key = value`.
         nearest: values of `key` that work, nearest first.
-        remedy: overrides that mend it; by default the first of `nearest`.
+        remedy: an override that mends it; by default the key with the first of `nearest`.
 
     Returns:
         The problem.
@@ -94,27 +84,22 @@ def problem(recipe: Any, code: str, key: str, rule: str, nearest: Sequence[Any] 
 
 
 def override(key: str, value: Any) -> str:
-    """`key=value` as it is typed in a shell: quoted where the shell would take it apart."""
-    text = f"{key}={value if isinstance(value, str) else show(value)}"
-    safe = all(letter.isalnum() or letter in "=._-:/+,@%" for letter in text)
-    return text if safe and text.isascii() else "'" + text.replace("'", "'\\''") + "'"
+    """`key=value` as a word of a command line."""
+    return f"{key}={value if isinstance(value, str) else show(value)}"
 
 
 def show(value: Any) -> str:
-    """A value as TOML would write it, shortened."""
+    """A value as TOML would write it, shortened to fit a line."""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=True)
-    elif isinstance(value, int | float):
-        try:
-            text = repr(value)
-        except ValueError:  # an integer of more than 4,300 digits cannot be written in decimal
-            text = "an integer of more than 4300 digits"
+        text = "true" if value else "false"
+    elif value is None:
+        text = "none"
+    elif isinstance(value, str):
+        text = json.dumps(value)
+    elif isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print more than 4,300 digits
+        text = f"an integer of {value.bit_length()} bits"
+    elif isinstance(value, float) and math.isfinite(value) and value == int(value) and abs(value) < 1e16:
+        text = f"{value:.1f}"
     else:
         text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."

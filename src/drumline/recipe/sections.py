@@ -1,189 +1,238 @@
 """The sections of a recipe: a tree of frozen, typed tables that says all that defines a run.
 
-A section checks one field at a time (type, range); rules that join fields, and rules about a cluster, live in `problems`.
+A section checks one field at a time (type, range); rules that join fields, and rules about a machine, live in `rules`.
+Types are strict: a number in quotes is no number, and `true` is no 1.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from drumline.recipe.layout import Layout
 
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+_INT64 = 2**63 - 1  # the largest integer that TOML holds
+Positive = Annotated[int, Field(ge=1, le=_INT64)]
+Natural = Annotated[int, Field(ge=0, le=_INT64)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class RopeScaling(Section):
     """Llama 3.1's scaling of rotary frequencies (arXiv:2407.21783)."""
 
-    factor: Annotated[float, Field(ge=1.0)] = Field(8.0, description="By how much low frequencies are slowed.")
-    low_freq_factor: float = Field(1.0, description="Wavelengths above original_max_seq_len / this are slowed fully.")
-    high_freq_factor: float = Field(4.0, description="Wavelengths below original_max_seq_len / this are left alone.")
+    factor: Annotated[float, Field(ge=1.0)] = Field(default=8.0, description="By how much low frequencies are slowed.")
+    low_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Wavelengths above original_max_seq_len / this are slowed fully."
+    )
+    high_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=4.0, description="Wavelengths below original_max_seq_len / this are left alone."
+    )
     original_max_seq_len: Positive = Field(
-        8192, description="Sequence length of the pre-training before scaling, tokens."
+        default=8192, description="Sequence length of the pre-training before scaling, tokens."
     )
 
 
 class Model(Section):
     """The shape of the model and how it is computed on one device."""
 
-    family: Literal["llama3", "qwen3"] = Field("llama3", description="Which architecture; decides names on export.")
-    num_layers: Positive = Field(6, description="Transformer blocks.")
-    dim: Positive = Field(256, description="Model width D.")
-    num_heads: Positive = Field(16, description="Query heads H.")
-    num_kv_heads: Positive = Field(16, description="Key and value heads G; must divide num_heads.")
-    head_dim: Positive = Field(16, description="Width K of one head; even, for rotary pairs.")
-    hidden_dim: Positive = Field(768, description="Width F of the SwiGLU hidden layer.")
-    vocab_size: Positive = Field(2048, description="Vocabulary V.")
-    max_seq_len: Positive = Field(131072, description="Longest sequence the model is meant for, tokens.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(1e-5, description="Epsilon inside RMSNorm's square root.")
-    rope_theta: Annotated[float, Field(gt=0)] = Field(500000.0, description="Base of the rotary frequencies.")
-    rope_scaling: RopeScaling | None = Field(None, description="Llama 3.1's frequency scaling; none when absent.")
-    qk_norm: bool = Field(False, description="RMSNorm of each query and key head before RoPE (Qwen3).")
-    tie_embeddings: bool = Field(False, description="Output projection shares the embedding's weight.")
-    init_std: Annotated[float, Field(gt=0)] = Field(0.02, description="Standard deviation of initial weights.")
-    attention: Literal["auto", "sdpa", "flex", "kernel"] = Field(
-        "auto",
-        description="What computes attention: auto takes the own CPU kernel where it builds, else flex on CUDA, else SDPA.",
+    family: Literal["llama3", "qwen3"] = Field(
+        default="llama3", description="Which architecture; decides names on export."
     )
+    num_layers: Positive = Field(default=6, description="Transformer blocks.")
+    dim: Positive = Field(default=256, description="Model width D.")
+    num_heads: Positive = Field(default=16, description="Query heads H.")
+    num_kv_heads: Positive = Field(default=16, description="Key and value heads G; must divide num_heads.")
+    head_dim: Positive = Field(default=16, description="Width K of one head; even, for rotary pairs.")
+    hidden_dim: Positive = Field(default=768, description="Width F of the SwiGLU hidden layer.")
+    vocab_size: Positive = Field(default=2048, description="Vocabulary V.")
+    max_seq_len: Positive = Field(default=131072, description="Longest sequence the model is meant for, tokens.")
+    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="Epsilon inside RMSNorm's square root.")
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=500000.0, description="Base of the rotary frequencies.")
+    rope_scaling: RopeScaling | None = Field(
+        default=None, description="Llama 3.1's frequency scaling; none when absent."
+    )
+    qk_norm: bool = Field(default=False, description="RMSNorm of each query and key head before RoPE (Qwen3).")
+    tie_embeddings: bool = Field(default=False, description="Output projection shares the embedding's weight.")
+    init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="Standard deviation of initial weights.")
+    attention: Literal["auto", "sdpa", "flex", "kernel"] = Field(
+        default="auto",
+        description="What computes attention; auto: the own CPU kernel where it builds, else flex on CUDA, else sdpa.",
+    )
+
+    @field_validator("rope_scaling", mode="before")
+    @classmethod
+    def _none_in_words(cls, value: Any) -> Any:
+        # TOML has no null; without a word for it a recipe could not take away what it inherits.
+        return None if value == "none" else value
 
 
 class Source(Section):
-    """One stream of the mixture."""
+    """One stream of the mixture. Accepts a bare path wherever a table is accepted."""
 
     path: str = Field(description="`stdlib` (built in, no download) or a folder made by `drumline data prepare`.")
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Share of samples, relative to the other sources.")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Share of samples, relative to the other sources."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
 
 class Data(Section):
     """Which tokens, in which order and in which batches."""
 
-    sources: tuple[Source, ...] = Field((Source(path="stdlib"),), description="The mixture, by weight.")
-    tokenizer: str = Field("bpe:2048", description="`bytes`, `bpe:SIZE` (trained on the source) or a tokenizer.json.")
-    cache_dir: str = Field("", description="Where built-in sources are prepared; empty: the user's cache folder.")
-    seq_len: Positive = Field(512, description="Tokens T in a sequence.")
-    global_batch: Positive = Field(8, description="Sequences in one optimizer step, over all ranks.")
-    micro_batch: Positive = Field(2, description="Sequences that one rank runs at a time.")
-    document_mask: bool = Field(True, description="Attention does not cross from one packed document into another.")
-    shuffle: bool = Field(True, description="Visit samples in a keyed permutation; off: in stored order.")
-    validation_fraction: Fraction = Field(0.01, description="Share of documents kept for validation.")
-    num_workers: Natural = Field(1, description="Threads that prepare batches ahead; 0: none.")
-    prefetch: Positive = Field(2, description="Steps that the loader keeps ready.")
+    sources: Annotated[tuple[Source, ...], Field(strict=False)] = Field(
+        default=(Source(path="stdlib"),), description="The mixture, by weight: a list, or one path."
+    )
+    tokenizer: str = Field(
+        default="bpe:2048", description="`bytes`, `bpe:SIZE` (trained on the source) or a tokenizer.json."
+    )
+    cache_dir: str = Field(
+        default="", description="Where built-in sources are prepared; empty: the user's cache folder."
+    )
+    seq_len: Positive = Field(default=512, description="Tokens T in a sequence.")
+    global_batch: Positive = Field(default=8, description="Sequences in one optimizer step, over all ranks.")
+    micro_batch: Positive = Field(default=2, description="Sequences that one rank runs at a time.")
+    document_mask: bool = Field(
+        default=True, description="Attention does not cross from one packed document into another."
+    )
+    shuffle: bool = Field(default=True, description="Visit samples in a keyed permutation; off: in stored order.")
+    validation_fraction: Fraction = Field(default=0.01, description="Share of documents kept for validation.")
+    num_workers: Natural = Field(default=1, description="Threads that prepare batches ahead; 0: none.")
+    prefetch: Positive = Field(default=2, description="Steps that the loader keeps ready.")
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _from_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
 
 
 class Optimizer(Section):
     """AdamW (arXiv:1711.05101) and clipping."""
 
-    name: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    lr: Annotated[float, Field(ge=0)] = Field(1e-3, description="Peak learning rate.")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Decay of the first moment.")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Decay of the second moment.")
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="Added to the root of the second moment.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="Decoupled decay of matrices (not of norms).")
-    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="Clip gradients to this global norm; 0: never."
+    name: Literal["adamw"] = Field(default="adamw", description="The optimizer.")
+    lr: Annotated[float, Field(ge=0)] = Field(default=1e-3, description="Peak learning rate.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Decay of the first moment.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.95, description="Decay of the second moment.")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Added to the root of the second moment.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="Decoupled decay of matrices (not of norms)."
     )
-    implementation: Literal["foreach", "fused"] = Field("foreach", description="torch's AdamW implementation.")
+    max_grad_norm: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="Clip gradients to this global norm; 0: never."
+    )
+    implementation: Literal["foreach", "fused"] = Field(default="foreach", description="torch's AdamW implementation.")
 
 
 class Schedule(Section):
     """Learning rate over steps: linear warm-up, then the kind's shape down to min_lr_ratio."""
 
-    kind: Literal["wsd", "cosine", "constant"] = Field("wsd", description="Warm-up-stable-decay, cosine or constant.")
-    warmup_steps: Natural = Field(10, description="Steps of linear warm-up.")
-    decay_fraction: Fraction = Field(0.2, description="WSD: last share of the run that decays linearly.")
-    min_lr_ratio: Fraction = Field(0.0, description="Final learning rate as a share of the peak.")
+    kind: Literal["wsd", "cosine", "constant"] = Field(
+        default="wsd", description="Warm-up-stable-decay, cosine or constant."
+    )
+    warmup_steps: Natural = Field(default=10, description="Steps of linear warm-up.")
+    decay_fraction: Fraction = Field(default=0.2, description="WSD: last share of the run that decays linearly.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate as a share of the peak.")
 
 
 class Precision(Section):
     """Which bytes hold what."""
 
-    compute: Literal["fp32", "bf16"] = Field("fp32", description="Matmuls and activations; weights stay fp32 (master).")
-    reduce: Literal["fp32"] = Field("fp32", description="Gradient reduction.")
+    compute: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="Matmuls and activations; weights stay fp32 (master)."
+    )
+    reduce: Literal["fp32"] = Field(default="fp32", description="Gradient reduction.")
 
 
 class Memory(Section):
     """What is kept for the backward and what is computed again."""
 
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = Field(
-        "none", description="none; full: each block; every_n: each n-th block; selective: keep matmuls and attention."
+        default="none",
+        description="none; full: each block; every_n: each n-th block; selective: keep matmuls and attention.",
     )
-    every_n: Positive = Field(2, description="For every_n: checkpoint blocks 0, n, 2n, ...")
-    loss_chunk_tokens: Positive = Field(1024, description="Tokens whose logits exist at a time in the loss.")
+    every_n: Positive = Field(default=2, description="For every_n: checkpoint blocks 0, n, 2n, ...")
+    loss_chunk_tokens: Positive = Field(default=1024, description="Tokens whose logits exist at a time in the loss.")
 
 
 class Numerics(Section):
     """How bits are kept."""
 
-    mode: Literal["default", "exact"] = Field("default", description="exact: the same bits under every layout.")
+    mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
 
 
 class Checkpoint(Section):
     """When the run is committed and how much is kept."""
 
-    every: Natural = Field(100, description="Steps between commits; 0: only at the end.")
-    keep: Positive = Field(3, description="Newest commits that are kept.")
-    asynchronous: bool = Field(True, description="Write in the background while training goes on.")
-    at_end: bool = Field(True, description="Commit after the last step.")
+    every: Natural = Field(default=100, description="Steps between commits; 0: only at the end.")
+    keep: Positive = Field(default=3, description="Newest commits that are kept.")
+    asynchronous: bool = Field(default=True, description="Write in the background while training goes on.")
+    at_end: bool = Field(default=True, description="Commit after the last step.")
 
 
 class Resilience(Section):
     """What happens when something goes wrong."""
 
     max_restarts: Natural = Field(
-        0, description="Times that a failed local launch is started again from its last commit."
+        default=0, description="Times that a failed local launch is started again from its last commit."
     )
-    timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="Longest that a collective may take, seconds.")
+    timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=600.0, description="Longest that a collective may take, seconds."
+    )
 
 
 class Metrics(Section):
     """What is reported."""
 
-    log_every: Positive = Field(1, description="Steps between console lines; metrics.jsonl has every step.")
-    peak: str = Field("measure", description="Peak for MFU: `measure`, an accelerator's name, or TFLOP/s as a number.")
-    tensorboard: bool = Field(False, description="Also write TensorBoard events.")
-    wandb: str = Field("", description="Also log to this Weights & Biases project.")
+    log_every: Positive = Field(default=1, description="Steps between console lines; metrics.jsonl has every step.")
+    peak: str = Field(
+        default="measure", description="Peak for MFU: `measure`, an accelerator's name, or TFLOP/s as a number."
+    )
+    tensorboard: bool = Field(default=False, description="Also write TensorBoard events.")
+    wandb: str = Field(default="", description="Also log to this Weights & Biases project.")
 
 
 class Run(Section):
     """Where, how long and from which seed."""
 
-    name: str = Field("", description="Name of the run; empty: the recipe's.")
-    dir: str = Field("", description="Run directory; empty: runs/<name>. Holds metrics, checkpoints, report.")
-    steps: Natural = Field(100, description="Optimizer steps in the whole run.")
-    seed: Natural = Field(0, description="The seed of initialization and data order.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is one.")
-    threads: Natural = Field(0, description="CPU threads a rank computes with; 0: cores divided by local ranks.")
-    compile: bool = Field(False, description="torch.compile each block.")
-    validate_every: Natural = Field(
-        0, description="Steps between validations; 0: only before the first and after the last."
+    name: str = Field(default="", description="Name of the run; empty: the recipe's.")
+    dir: str = Field(default="", description="Run directory; empty: runs/<name>. Holds metrics, checkpoints, report.")
+    steps: Natural = Field(default=100, description="Optimizer steps in the whole run.")
+    seed: Natural = Field(default=0, description="The seed of initialization and data order.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
+    threads: Natural = Field(
+        default=0, description="CPU threads a rank computes with; 0: cores divided by local ranks."
     )
-    validation_batches: Natural = Field(8, description="Global batches in one validation; 0: no validation.")
-    profile: str = Field("", description="Steps to trace, `START:STOP`; writes a Chrome trace. Empty: none.")
+    compile: bool = Field(default=False, description="torch.compile each block.")
+    validate_every: Natural = Field(
+        default=0, description="Steps between validations; 0: only before the first and after the last."
+    )
+    validation_batches: Natural = Field(default=8, description="Global batches in one validation; 0: no validation.")
+    profile: str = Field(default="", description="Steps to trace, `START:STOP`; writes a Chrome trace. Empty: none.")
 
 
 class Recipe(Section):
     """All that defines a run."""
 
-    name: str = Field("custom", description="The recipe's name.")
-    model: Model = Field(Model(), description="The model.")
-    data: Data = Field(Data(), description="The tokens.")
-    optimizer: Optimizer = Field(Optimizer(), description="The optimizer.")
-    schedule: Schedule = Field(Schedule(), description="The learning rate over steps.")
+    name: str = Field(default="custom", description="The recipe's name.")
+    model: Model = Field(default=Model(), description="The model.")
+    data: Data = Field(default=Data(), description="The tokens.")
+    optimizer: Optimizer = Field(default=Optimizer(), description="The optimizer.")
+    schedule: Schedule = Field(default=Schedule(), description="The learning rate over steps.")
     layout: Layout = Field(
-        Layout(), description="How the run is spread over ranks: a table or a string like dp2.fsdp4."
+        default=Layout(), description="How the run is spread over ranks: a table or a string like dp2.fsdp4."
     )
-    precision: Precision = Field(Precision(), description="Which bytes hold what.")
-    memory: Memory = Field(Memory(), description="What is kept for the backward.")
-    numerics: Numerics = Field(Numerics(), description="How bits are kept.")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="When the run is committed.")
-    resilience: Resilience = Field(Resilience(), description="What happens when something goes wrong.")
-    metrics: Metrics = Field(Metrics(), description="What is reported.")
-    run: Run = Field(Run(), description="Where, how long and from which seed.")
+    precision: Precision = Field(default=Precision(), description="Which bytes hold what.")
+    memory: Memory = Field(default=Memory(), description="What is kept for the backward.")
+    numerics: Numerics = Field(default=Numerics(), description="How bits are kept.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When the run is committed.")
+    resilience: Resilience = Field(default=Resilience(), description="What happens when something goes wrong.")
+    metrics: Metrics = Field(default=Metrics(), description="What is reported.")
+    run: Run = Field(default=Run(), description="Where, how long and from which seed.")

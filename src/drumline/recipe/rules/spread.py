@@ -1,0 +1,91 @@
+"""Rules of the layout: which degrees divide what they split, and how many ranks they make."""
+
+import math
+from collections.abc import Iterator
+
+from drumline.recipe.layout import AXES, MESH_AXES, Layout
+from drumline.recipe.nearest import nearest
+from drumline.recipe.problem import Problem, problem
+from drumline.recipe.rules.machine import Machine
+from drumline.recipe.sections import Recipe
+
+
+def tp_divides_the_model(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Tensor parallelism splits heads, key/value heads, the hidden width and the vocabulary."""
+    tp, model = recipe.layout.tp, recipe.model
+    split = {
+        "heads": ("model.num_heads", model.num_heads),
+        "kv-heads": ("model.num_kv_heads", model.num_kv_heads),
+        "hidden": ("model.hidden_dim", model.hidden_dim),
+        "vocab": ("model.vocab_size", model.vocab_size),
+    }
+    common = math.gcd(*(size for _, size in split.values()))
+    for name, (key, size) in split.items():
+        if size % tp:
+            near = nearest(tp, lambda n: common % n == 0, high=common)  # values that all four rules accept
+            yield problem(recipe, f"layout-tp-{name}", "layout.tp", f"does not divide {key} = {size}", near)
+
+
+def cp_divides_the_sequence(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """A context-parallel rank holds two chunks, one from each end, to balance causal attention."""
+    cp, seq_len = recipe.layout.cp, recipe.data.seq_len
+    if cp > 1 and seq_len % (2 * cp):
+        near = nearest(cp, lambda n: n == 1 or seq_len % (2 * n) == 0, high=max(1, seq_len // 2))
+        rule = f"does not cut data.seq_len = {seq_len} into 2 x cp equal chunks"
+        yield problem(recipe, "layout-cp-seq", "layout.cp", rule, near)
+
+
+def pp_has_a_block_a_stage(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Every pipeline stage has at least one block."""
+    pp, layers = recipe.layout.pp, recipe.model.num_layers
+    if pp > layers:
+        rule = f"makes more stages than model.num_layers = {layers} has blocks"
+        yield problem(recipe, "layout-pp-layers", "layout.pp", rule, [layers])
+
+
+def ep_needs_experts(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """A dense model has no experts to spread."""
+    if recipe.layout.ep > 1:
+        rule = f"spreads experts, but {recipe.model.family} is a dense model"
+        yield problem(recipe, "layout-ep-dense", "layout.ep", rule, [1])
+
+
+def layout_fills_the_world(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """The degrees multiply to the number of ranks that run."""
+    layout, world = recipe.layout, machine.world_size
+    if world is None or layout.num_ranks == world:
+        return
+    degrees = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in MESH_AXES if getattr(layout, axis) > 1)
+    ranks = f"{layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+    rule = f"is a layout of {ranks}{f' ({degrees})' if degrees else ''}, but the world has {world}"
+    near = _layouts_of(world, recipe)
+    remedy = f"layout={near[0]}" if near else ""
+    yield Problem("layout-world", "layout", str(layout), rule, tuple(near), remedy)
+
+
+def _layouts_of(world: int, recipe: Recipe) -> list[str]:
+    """Layouts of `world` ranks, those that deal the batch evenly and are most like the recipe's first."""
+    layout, data = recipe.layout, recipe.data
+    model_ranks = layout.num_ranks // layout.data_degree
+    kept = {axis: getattr(layout, axis) for axis in AXES}
+    if world % model_ranks:
+        kept |= {"pp": 1, "cp": 1, "tp": 1, "ep": 1}
+        model_ranks = 1
+    degree = world // model_ranks
+    found = []
+    for dp in (n for n in range(1, min(degree, 1 << 16) + 1) if degree % n == 0):
+        fsdp = degree // dp
+        uneven = data.global_batch % (degree * data.micro_batch) != 0
+        distance = abs(math.log(dp / layout.dp)) + abs(math.log(fsdp / layout.fsdp))
+        added = (layout.dp == 1 and dp > 1) + (layout.fsdp == 1 and fsdp > 1)  # an axis that was not asked for
+        found.append((uneven, added, round(distance, 9), str(Layout(**{**kept, "dp": dp, "fsdp": fsdp}))))
+    return [text for *_, text in sorted(found)[:3]]
+
+
+SPREAD_RULES = (
+    tp_divides_the_model,
+    cp_divides_the_sequence,
+    pp_has_a_block_a_stage,
+    ep_needs_experts,
+    layout_fills_the_world,
+)
