@@ -1,0 +1,160 @@
+"""A prepared data folder, opened for reading: memory-mapped tokens and where each document starts.
+
+Opening checks the manifest, the size of every file and the digest of every document index (a few MB); `verify` reads
+the tokens too.
+Letters: N documents, S tokens of a shard.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from drumline.data.digest import digest_of_file
+from drumline.data.manifest import FileEntry, Manifest, Shard, read_manifest
+from drumline.data.tokenizer import Tokenizer, load_tokenizer
+from drumline.recipe.errors import CheckFailed, DrumlineError
+
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+
+
+class Corpus:
+    """The tokens of a prepared folder.
+
+    Args:
+        folder: what `drumline data prepare` wrote.
+
+    Raises:
+        DrumlineError: the folder is missing, foreign or damaged; says which file.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        for entry in self.manifest.files:
+            _check_size(folder, entry)
+        self._check_counts()
+        self.tokens: tuple[np.ndarray, ...] = tuple(self._map(shard) for shard in self.manifest.shards)
+        self.starts: tuple[np.ndarray, ...] = tuple(self._index(shard) for shard in self.manifest.shards)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return self.manifest.num_documents
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 number of tokens of each document, its end-of-document token included."""
+        return np.concatenate([np.diff(starts) for starts in self.starts] or [np.empty(0, np.int64)])
+
+    def tokenizer(self) -> Tokenizer:
+        """Loads the tokenizer that made the tokens.
+
+        Raises:
+            DrumlineError: its file is damaged.
+        """
+        entry = self.manifest.tokenizer
+        if entry.file is None:
+            return load_tokenizer(entry.spec)
+        path = self.folder / entry.file.name
+        _check_digest(path, entry.file)
+        return load_tokenizer(str(path), eos=entry.eos)
+
+    def document(self, number: int) -> np.ndarray:
+        """Returns the tokens of one document, without its end-of-document token.
+
+        Raises:
+            DrumlineError: there is no such document.
+        """
+        if not 0 <= number < self.num_documents:
+            raise DrumlineError(
+                f"no document {number} in {self.folder}: they are numbered 0 to {self.num_documents - 1}"
+            )
+        for tokens_S, starts in zip(self.tokens, self.starts, strict=True):
+            if number < len(starts) - 1:
+                return np.array(tokens_S[starts[number] : starts[number + 1] - 1])
+            number -= len(starts) - 1
+        raise AssertionError("the manifest's counts were checked when the folder was opened")
+
+    def _check_counts(self) -> None:
+        manifest = self.manifest
+        itemsize = ITEM_BYTES[manifest.dtype]
+        for shard in manifest.shards:
+            fits = shard.tokens.num_bytes == shard.num_tokens * itemsize
+            if not fits or shard.documents.num_bytes != (shard.num_documents + 1) * 8:
+                raise DrumlineError(f"{self.folder}: the manifest's counts and sizes of {shard.tokens.name} disagree")
+        num_tokens = sum(shard.num_tokens for shard in manifest.shards)
+        num_documents = sum(shard.num_documents for shard in manifest.shards)
+        if (num_tokens, num_documents) != (manifest.num_tokens, manifest.num_documents):
+            raise DrumlineError(f"{self.folder}: the manifest's totals are not the sums over its shards")
+
+    def _map(self, shard: Shard) -> np.ndarray:
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        if not shard.num_tokens:
+            return np.empty(0, dtype)
+        try:
+            return np.memmap(self.folder / shard.tokens.name, dtype=dtype, mode="r")
+        except OSError as error:
+            raise DrumlineError(f"cannot map {self.folder / shard.tokens.name}: {error.strerror}") from error
+
+    def _index(self, shard: Shard) -> np.ndarray:
+        path = self.folder / shard.documents.name
+        _check_digest(path, shard.documents)
+        starts = np.fromfile(path, dtype="<i8")
+        if starts[0] != 0 or starts[-1] != shard.num_tokens or (np.diff(starts) < 1).any():
+            raise DrumlineError(f"{path} does not index {shard.tokens.name}: prepare the folder again")
+        return starts
+
+
+def verify(folder: Path, report: Callable[[int], None] = lambda num_bytes: None) -> Manifest:
+    """Reads every file of a prepared folder and compares it with the manifest.
+
+    Args:
+        folder: what `drumline data prepare` wrote.
+        report: called with the number of bytes that each checked file adds.
+
+    Returns:
+        The manifest, every file of which is as it was written.
+
+    Raises:
+        CheckFailed: at least one file is missing or differs; names all of them.
+        DrumlineError: this is not a prepared folder at all.
+    """
+    manifest = read_manifest(folder)
+    faults = []
+    for entry in manifest.files:
+        try:
+            _check_size(folder, entry)
+            _check_digest(folder / entry.name, entry)
+        except DrumlineError as error:
+            faults.append(str(error))
+        report(entry.num_bytes)
+    if not faults:
+        try:
+            Corpus(folder)
+        except DrumlineError as error:
+            faults.append(str(error))
+    if faults:
+        raise CheckFailed("\n".join(faults))
+    return manifest
+
+
+def _check_size(folder: Path, entry: FileEntry) -> None:
+    path = folder / entry.name
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError:
+        raise DrumlineError(f"{path} is missing: prepare the folder again, or copy it whole") from None
+    except OSError as error:
+        raise DrumlineError(f"cannot read {path}: {error.strerror}") from error
+    if num_bytes != entry.num_bytes:
+        raise DrumlineError(f"{path} is damaged: it has {num_bytes:,} bytes, the manifest says {entry.num_bytes:,}")
+
+
+def _check_digest(path: Path, entry: FileEntry) -> None:
+    try:
+        digest = digest_of_file(path)
+    except OSError as error:
+        raise DrumlineError(f"cannot read {path}: {error.strerror}") from error
+    if digest != entry.xxh3_128:
+        raise DrumlineError(f"{path} is damaged: its digest is {digest}, the manifest says {entry.xxh3_128}")
