@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.data.texts import ListSource
 
 from drumline.data.corpus import Corpus
 from drumline.data.prepare import prepare
-from tests.data.texts import ListSource
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.texts import ListSource
 
 from drumline.data import Batch, Loader, check_vocabulary, open_dataset
 from drumline.data.prepare import prepare
 from drumline.recipe.errors import DrumlineError
 from drumline.recipe.sections import Data, Source
-from tests.data.texts import ListSource
 
 TEXTS = [f"document {number}: " + "la " * (number % 13) + "\n" for number in range(300)]
 

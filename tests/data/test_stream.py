@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.texts import ListSource
 
 from drumline.data.batch import IGNORED
 from drumline.data.corpus import Corpus
 from drumline.data.prepare import prepare
 from drumline.data.stream import Stream, validation_documents
 from drumline.recipe.errors import DrumlineError
-from tests.data.texts import ListSource
 
 EOS = 256
 
