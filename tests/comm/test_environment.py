@@ -1,4 +1,5 @@
 import pytest
+
 from drumline.comm.environment import PlaceError, first_host, read_place, set_defaults
 
 
@@ -8,7 +9,14 @@ def test_a_process_that_nobody_started_as_a_rank_is_alone():
 
 def test_torchrun_variables_give_the_place():
     place = read_place(
-        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "5"}
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "h",
+            "MASTER_PORT": "5",
+        }
     )
     assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
     assert (place.master_addr, place.master_port, place.source) == ("h", 5, "torchrun")
@@ -18,6 +26,7 @@ def test_slurm_variables_give_the_place():
     place = read_place(
         {
             "SLURM_PROCID": "9",
+            "SLURM_STEP_ID": "0",
             "SLURM_NTASKS": "16",
             "SLURM_LOCALID": "1",
             "SLURM_TASKS_PER_NODE": "8(x2)",
@@ -29,8 +38,16 @@ def test_slurm_variables_give_the_place():
     assert (place.master_addr, place.source) == ("gpu003", "slurm")
 
 
-def test_a_slurm_job_of_one_task_is_alone():
-    assert read_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script: one process, whatever the job's size
+        {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
+    ],
+)
+def test_a_slurm_step_of_one_task_or_a_batch_script_is_alone(environ):
+    assert read_place(environ).world_size == 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 import pytest
 import torch
+from torch import nn
+
 from drumline.optimizers import build_adamw, clip, local_sum_of_squares, materialize_states
 from drumline.recipe.sections import Optimizer
-from torch import nn
 
 
 def model():
     torch_generator = torch.Generator().manual_seed(0)
-    module = nn.Sequential(nn.Linear(5, 7, bias=False), nn.LayerNorm(7, bias=False), nn.Linear(7, 3, bias=False)).double()
+    module = nn.Sequential(
+        nn.Linear(5, 7, bias=False), nn.LayerNorm(7, bias=False), nn.Linear(7, 3, bias=False)
+    ).double()
     for param in module.parameters():
         param.data = torch.randn(param.shape, generator=torch_generator, dtype=torch.float64)
         param.grad = torch.randn(param.shape, generator=torch_generator, dtype=torch.float64)

@@ -1,10 +1,12 @@
+import itertools
 import math
 
 import pytest
-from drumline.optimizers import learning_rate
-from drumline.recipe.sections import Schedule
 from hypothesis import given
 from hypothesis import strategies as st
+
+from drumline.optimizers import learning_rate
+from drumline.recipe.sections import Schedule
 
 WSD = Schedule(kind="wsd", warmup_steps=10, decay_fraction=0.2, min_lr_ratio=0.1)
 
@@ -21,7 +23,7 @@ def test_wsd_is_stable_until_its_decay_and_ends_at_the_floor():
     found = rates(WSD)
     assert set(found[10:80]) == {2.0}
     assert found[-1] == pytest.approx(0.2)
-    steps = [a - b for a, b in zip(found[79:], found[80:], strict=False)]
+    steps = [a - b for a, b in itertools.pairwise(found[79:])]
     assert steps == pytest.approx([1.8 / 20] * 20)
 
 

@@ -1,16 +1,19 @@
-"""Every way to spread data parallelism gives the gradients of one device at the same global batch, uneven valid tokens included."""
+"""Every way to spread data parallelism gives the gradients of one device at the same global batch, uneven valid
+tokens included.
+"""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.ranks import ranks
+from torch import nn
+
 from drumline.parallel.gradients import Alone
 from drumline.parallel.mesh import build_mesh
 from drumline.parallel.replicate import Replicate, split_into_buckets
 from drumline.parallel.shard import Sharded, shard
 from drumline.recipe import Layout
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.ranks import ranks
-from torch import nn
 
 NUM_MICRO = 3
 
@@ -71,7 +74,9 @@ def check_equals_one_device(make, world):
         accumulate(model, gradients, range(rank * NUM_MICRO, (rank + 1) * NUM_MICRO))
     found = full_gradients(model)
     for name, grad in expected(world).items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], grad, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 10**9])

@@ -1,12 +1,12 @@
 import itertools
 
-from drumline.parallel import Mesh, build_mesh
-from drumline.recipe import Layout
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ranks import ranks
 
-import torch
+from drumline.parallel import Mesh, build_mesh
+from drumline.recipe import Layout
 
 DEGREE = st.sampled_from([1, 2, 3, 4])
 

@@ -3,7 +3,7 @@
 In: the environment and a timeout. Out: a `World`. Nothing here knows models or layouts.
 """
 
-from drumline.comm.environment import Place, read_place
+from drumline.comm.environment import Place, read_num_threads, read_place
 from drumline.comm.world import World, choose_device, join, leave
 
-__all__ = ["Place", "World", "choose_device", "join", "leave", "read_place"]
+__all__ = ["Place", "World", "choose_device", "join", "leave", "read_num_threads", "read_place"]

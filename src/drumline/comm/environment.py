@@ -1,7 +1,8 @@
 """The one place above the torch line that reads the process environment: which rank this process is.
 
-`torchrun` and drumline's own launcher set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; SLURM sets SLURM_PROCID,
-SLURM_NTASKS and SLURM_LOCALID, and the first host of its node list serves as the meeting point.
+`torchrun` and drumline's own launcher set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; SLURM sets
+SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID in each task of a step, and the first host of its node list serves as
+the meeting point.
 """
 
 import os
@@ -48,7 +49,7 @@ def read_place(environ: Mapping[str, str] | None = None) -> Place:
     environ = os.environ if environ is None else environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
         place = _from_torchrun(environ)
-    elif int(environ.get("SLURM_NTASKS") or 1) > 1 and "SLURM_PROCID" in environ:
+    elif _is_slurm_step(environ):
         place = _from_slurm(environ)
     else:
         return Place()
@@ -90,14 +91,22 @@ def _from_torchrun(environ: Mapping[str, str]) -> Place:
     )
 
 
+def _is_slurm_step(environ: Mapping[str, str]) -> bool:
+    # A batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS too, although it is one process: only srun makes
+    # a step.
+    num_tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
+    return "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks.isdigit() and int(num_tasks) > 1
+
+
 def _from_slurm(environ: Mapping[str, str]) -> Place:
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-    job = int(environ.get("SLURM_JOB_ID") or 0)
+    job = _whole(environ, "SLURM_JOB_ID", 0)
+    per_node = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or "1")
     return Place(
         rank=_whole(environ, "SLURM_PROCID"),
         local_rank=_whole(environ, "SLURM_LOCALID", 0),
-        world_size=_whole(environ, "SLURM_NTASKS"),
-        local_world_size=int(re.match(r"\d+", environ.get("SLURM_TASKS_PER_NODE", "1"))[0]),  # type: ignore[index]
+        world_size=_whole(environ, "SLURM_STEP_NUM_TASKS", _whole(environ, "SLURM_NTASKS", 1)),
+        local_world_size=int(per_node[0]) if per_node else 1,
         master_addr=environ.get("MASTER_ADDR") or first_host(hosts),
         # Jobs that share a node must not meet on one port.
         master_port=_whole(environ, "MASTER_PORT", 15000 + job % 15000),

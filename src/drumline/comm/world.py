@@ -121,9 +121,7 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
             )
             # A restarted attempt must not read the addresses that a dead one left in a reused store.
             store = dist.PrefixStore(f"attempt{place.attempt}", store)
-            dist.init_process_group(
-                backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
-            )
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError, OSError) as error:
             raise JoinError(
                 f"rank {place.rank} of {place.world_size} could not join at {place.master_addr}:{place.master_port}: "
@@ -136,4 +134,3 @@ def leave() -> None:
     """Leaves the world, if one was joined."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-

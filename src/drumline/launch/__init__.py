@@ -3,7 +3,7 @@
 In: a picklable function that runs one rank, and how many ranks. Out: one exit code, and a log file a rank.
 """
 
-from drumline.launch.detect import is_placed, must_launch
+from drumline.launch.detect import must_launch
 from drumline.launch.local import launch_local
 
-__all__ = ["is_placed", "launch_local", "must_launch"]
+__all__ = ["launch_local", "must_launch"]

@@ -1,6 +1,7 @@
 """AdamW with decoupled decay of matrices only, and clipping by the global norm.
 
-Sources: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2; clipping, Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
+Sources: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2; clipping, Pascanu et al. 2013, arXiv:1211.5063,
+algorithm 1.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The learning rate as a pure function of the step.
 
-Sources: cosine, Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5 without restarts; warm-up-stable-decay, Hu et al. 2024,
-arXiv:2404.06395, section 4.2, with linear decay.
+Sources: cosine, Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5 without restarts; warm-up-stable-decay, Hu et
+al. 2024, arXiv:2404.06395, section 4.2, with linear decay.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The mesh, one module for each way to split the work, and the one place that applies them in order.
 
-In: a model on meta, a recipe, a joined world. Out: the same model spread over the ranks, and what brings its gradients to their sum.
+In: a model on meta, a recipe, a joined world. Out: the same model spread over the ranks, and what brings its
+    gradients to their sum.
 """
 
 from drumline.parallel.apply import own_gradients, parallelize

@@ -11,7 +11,9 @@ from drumline.recipe.layout import MESH_AXES, Layout
 
 @dataclass(frozen=True)
 class Mesh:
-    """The axes of a layout that have more than one rank, as a DeviceMesh, and this rank's coordinates on all of them."""
+    """The axes of a layout that have more than one rank, as a DeviceMesh, and this rank's coordinates on all of
+    them.
+    """
 
     layout: Layout
     device_mesh: DeviceMesh | None

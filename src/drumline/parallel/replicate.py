@@ -1,9 +1,10 @@
 """Replicated data parallelism: whole replicas whose gradients are summed in buckets while the backward still runs.
 
-Gradients live as views into flat fp32 buckets, filled in the order in which the backward finishes them; a full bucket is reduced at
-once, behind the rest of the backward. torch's DistributedDataParallel is not used since it rebuilds its buckets after the first
-step of a process: with more than two ranks the order of a sum follows the place in the bucket, so a resumed run would differ in its
-last bits from one that was never interrupted. It also averages, where the loss here is already divided by the global count of tokens.
+Gradients live as views into flat fp32 buckets, filled in the order in which the backward finishes them; a full
+bucket is reduced at once, behind the rest of the backward. torch's DistributedDataParallel is not used since it
+rebuilds its buckets after the first step of a process: with more than two ranks the order of a sum follows the
+place in the bucket, so a resumed run would differ in its last bits from one that was never interrupted. It also
+averages, where the loss here is already divided by the global count of tokens.
 Source: Li et al. 2020, arXiv:2006.15704, section 3.2 (bucketing, overlap, skipped synchronization under accumulation).
 """
 
@@ -109,7 +110,9 @@ class Replicate:
 
 
 def split_into_buckets(params: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """Cuts parameters, last of the forward first, into runs of at least `bucket_bytes` of fp32 gradient (the last may be less)."""
+    """Cuts parameters, last of the forward first, into runs of at least `bucket_bytes` of fp32 gradient (the last
+    may be less).
+    """
     buckets: list[list[torch.nn.Parameter]] = []
     filled = bucket_bytes
     for param in reversed(params):

@@ -35,7 +35,8 @@ def shard(
     policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype, cast_forward_inputs=False)
     for block in layers_of(model):
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=zero == 3)
-    # The root holds the embedding and the output projection; the backward begins with them, so freeing them gains nothing.
+    # The root holds the embedding and the output projection; the backward begins with them, so freeing them gains
+    # nothing.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):

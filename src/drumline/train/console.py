@@ -65,8 +65,9 @@ def start_line(record: StartRecord) -> str:
     """How the run starts: layout, attention, peak, and from where."""
     peak = f"{record.peak_flops / 1e12:,.2f} TFLOP/s peak" if record.peak_flops else "no peak known: no MFU"
     source = f"resumed from {record.resumed_from}" if record.resumed_from else "from the start"
+    ranks = f"{record.world} rank{'s' * (record.world > 1)}"
     return (
-        f"layout {record.layout} on {record.world} rank{'s' * (record.world > 1)}, attention by {record.attention}, {peak}\n"
+        f"layout {record.layout} on {ranks}, {record.attention}, {peak}\n"
         f"steps {record.step + 1} to {record.num_steps}, {source}"
     )
 
@@ -74,8 +75,9 @@ def start_line(record: StartRecord) -> str:
 def step_line(record: StepRecord, num_steps: int) -> str:
     """One step on one line."""
     mfu = f"  mfu {record.mfu:6.1%}" if record.mfu is not None else ""
+    number = f"{record.step:>{len(str(num_steps))}}/{num_steps}"
     return (
-        f"step {record.step:>{len(str(num_steps))}}/{num_steps}  loss {record.loss:.4f}  grad norm {record.grad_norm:.3f}  "
+        f"step {number}  loss {record.loss:.4f}  grad norm {record.grad_norm:.3f}  "
         f"lr {record.lr:.2e}  {record.tokens_per_s:>9,.0f} tokens/s{mfu}  memory {show_bytes(record.memory_bytes)}"
     )
 

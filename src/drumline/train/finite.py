@@ -67,7 +67,7 @@ def explain(step: int, loss: float, grad_norm: float, model: nn.Module, batches:
     """
     where = find_in_forward(model, batches)
     reports = world.gather_objects((where, find_in_gradients(model)))
-    head = f"step {step}: loss {loss:g}, gradient norm {grad_norm:g}; stopped before the optimizer step, weights are unchanged"
+    head = f"step {step}: loss {loss:g}, gradient norm {grad_norm:g}; stopped before the optimizer step"
     for rank, (module, _) in enumerate(reports):
         if module is not None:
             return f"{head}\n  first in the forward of rank {rank}: {module}"

@@ -22,7 +22,8 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 class FolderLock:
-    """Holds a run directory for one training at a time; the system lets go of it when the process ends, however it ends.
+    """Holds a run directory for one training at a time; the system lets go of it when the process ends, however it
+    ends.
 
     Raises:
         FolderError: the path is no folder, cannot be written, or another training holds it.
@@ -33,9 +34,7 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / "lock").open("a+", encoding="utf-8")
         except OSError as error:
-            raise FolderError(
-                f"run directory {folder}: {error.strerror}; choose another with run.dir=..."
-            ) from error
+            raise FolderError(f"run directory {folder}: {error.strerror}; choose another with run.dir=...") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object a line, always written; floats that must be compared bit for bit are there as hex too.
 
-A run that resumes at step k first forgets what lies behind k, so that a killed and resumed run has the same rows as one that ran
-through.
+A run that resumes at step k first forgets what lies behind k, so that a killed and resumed run has the same rows as
+one that ran through.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """The loop: data in, one step, records out, commits and validation when they are due.
 
-Everything that watches is an observer; everything that the ranks must agree on passes through `agree` at the start of a step.
+Everything that watches is an observer; everything that the ranks must agree on passes through `agree` at the start
+of a step.
 """
 
 import resource
@@ -10,14 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
+from drumline.checkpoint import CommitHandle, Saver
 from drumline.data import Batch
 from drumline.optimizers import learning_rate
 from drumline.planner import flops_per_token
 from drumline.train import finite
-from drumline.train.records import CommitRecord, EndRecord, Observer, Record, StepRecord, ValidationRecord
-from drumline.train.setup import Parts
+from drumline.train.records import CommitRecord, EndRecord, Observer, Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.setup import Parts, commit_state
 from drumline.train.signals import StopRequest
-from drumline.train.state import all_pieces
+from drumline.train.state import model_pieces, optimizer_pieces
 from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step, validate
 
 
@@ -28,10 +30,23 @@ class Loop:
         parts: everything that was set up.
         observers: receive every record, in order.
         stop: asks for a polite end.
+        saver: writes commits.
+        peak_flops: FLOP/s of all ranks together that MFU is measured against; None: no MFU.
     """
 
-    def __init__(self, parts: Parts, observers: Sequence[Observer], stop: StopRequest):
+    def __init__(
+        self,
+        parts: Parts,
+        observers: Sequence[Observer],
+        stop: StopRequest,
+        saver: Saver,
+        peak_flops: float | None,
+    ):
         self._parts = parts
+        self._saver = saver
+        self._peak_flops = peak_flops
+        self.step = parts.first_step
+        self._saving: CommitHandle | None = None
         self._observers = observers
         self._stop = stop
         self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh)
@@ -49,30 +64,50 @@ class Loop:
         Raises:
             NonFiniteError: a step's loss or gradient is not finite.
         """
-        parts, recipe = self._parts, self._parts.recipe
-        step, reason = parts.first_step, "done"
-        if step == 0:
-            self._validate(0)
-        while step < recipe.run.steps:
+        recipe = self._parts.recipe
+        self._emit(self._start_record())
+        try:
+            reason = self._run_steps()
+            if reason == "preempted" or recipe.checkpoint.at_end:
+                self._commit()
+            self._report_commit(wait=True)
+        except BaseException:
+            self._emit(EndRecord(self.step, "failed"))
+            raise
+        self._emit(EndRecord(self.step, reason))
+        return reason
+
+    def _run_steps(self) -> str:
+        recipe = self._parts.recipe
+        if self.step == 0:
+            self._validate()
+        while self.step < recipe.run.steps:
             begin = time.perf_counter()
-            batches = parts.next_batches(step)
+            batches = [_to_device(batch, self._parts.world.device) for batch in next(self._parts.loader)]
             num_tokens, stopping = self._agree(batches)
             if stopping:
-                reason = "preempted"
-                break
-            self._train(step, batches, num_tokens, begin)
-            step += 1
-            if step < recipe.run.steps and _is_due(step, recipe.run.validate_every):
-                self._validate(step)
-            if step < recipe.run.steps and _is_due(step, recipe.checkpoint.every):
-                self._commit(step)
-        if reason == "done" and step > parts.first_step:
-            self._validate(step)
-        if reason == "preempted" or recipe.checkpoint.at_end:
-            self._commit(step)
-        parts.saver.wait()
-        self._emit(EndRecord(step, reason))
-        return reason
+                return "preempted"
+            self._train(batches, num_tokens, begin)
+            self.step += 1
+            self._report_commit(wait=False)
+            is_last = self.step == recipe.run.steps
+            if is_last or _is_due(self.step, recipe.run.validate_every):
+                self._validate()
+            if not is_last and _is_due(self.step, recipe.checkpoint.every):
+                self._commit()
+        return "done"
+
+    def _start_record(self) -> StartRecord:
+        parts = self._parts
+        return StartRecord(
+            step=self.step,
+            num_steps=parts.recipe.run.steps,
+            layout=str(parts.recipe.layout),
+            world=parts.world.size,
+            resumed_from=parts.resumed_from,
+            attention=parts.attention,
+            peak_flops=self._peak_flops,
+        )
 
     def _agree(self, batches: Sequence[Batch]) -> tuple[int, bool]:
         # One small collective a step: the count of valid tokens, and whether any rank was asked to stop.
@@ -80,13 +115,13 @@ class Loop:
         num_tokens, stopping = self._parts.world.sum([valid, int(self._stop.is_set)], torch.int64).tolist()
         return num_tokens, stopping > 0
 
-    def _train(self, step: int, batches: Sequence[Batch], num_tokens: int, begin: float) -> None:
+    def _train(self, batches: Sequence[Batch], num_tokens: int, begin: float) -> None:
         parts, recipe = self._parts, self._parts.recipe
-        lr = learning_rate(step, peak=recipe.optimizer.lr, num_steps=recipe.run.steps, schedule=recipe.schedule)
+        lr = learning_rate(self.step, peak=recipe.optimizer.lr, num_steps=recipe.run.steps, schedule=recipe.schedule)
 
         def check_finite(result: StepResult, batches: Sequence[Batch]) -> None:
             finite.check(
-                step + 1, result.loss, result.grad_norm, model=parts.model, batches=batches, world=parts.world
+                self.step + 1, result.loss, result.grad_norm, model=parts.model, batches=batches, world=parts.world
             )
 
         result = train_step(
@@ -101,10 +136,10 @@ class Loop:
             check_finite=check_finite,
         )
         seconds = time.perf_counter() - begin
-        peak = parts.peak_flops
+        peak = self._peak_flops
         self._emit(
             StepRecord(
-                step=step + 1,
+                step=self.step + 1,
                 loss=result.loss,
                 grad_norm=result.grad_norm,
                 lr=lr,
@@ -116,20 +151,30 @@ class Loop:
             )
         )
 
-    def _validate(self, step: int) -> None:
+    def _validate(self) -> None:
         if not self._parts.validation:
             return
         loss, num_tokens = validate(self._parts.model, self._parts.validation, self._parts.world)
-        self._emit(ValidationRecord(step, loss, num_tokens))
+        self._emit(ValidationRecord(self.step, loss, num_tokens))
 
-    def _commit(self, step: int) -> None:
-        if step == self._committed:
+    def _commit(self) -> None:
+        if self.step == self._committed:
             return
-        begin = time.perf_counter()
         parts = self._parts
-        commit = parts.saver.save(step, all_pieces(parts.model, parts.optimizer), parts.commit_state(step))
-        self._committed = step
-        self._emit(CommitRecord(step, commit.path, commit.num_bytes, time.perf_counter() - begin))
+        pieces = model_pieces(parts.model, parts.mesh) + optimizer_pieces(parts.model, parts.optimizer, parts.mesh)
+        self._report_commit(wait=True)
+        self._saving = self._saver.save(
+            self.step, pieces, commit_state(self.step, parts), parts.recipe.model_dump_json()
+        )
+        self._committed = self.step
+
+    def _report_commit(self, *, wait: bool) -> None:
+        # Told once it is durable, not when it is begun: nobody should read of a commit that does not exist.
+        save = self._saving
+        if save is not None and (wait or save.done()):
+            path = save.wait()
+            self._saving = None
+            self._emit(CommitRecord(save.step, path, save.num_bytes, save.stall_s))
 
     def _emit(self, record: Record) -> None:
         for observer in self._observers:
@@ -142,6 +187,16 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    moved = [
+        None if tensor is None else tensor.to(device, non_blocking=True)
+        for tensor in (batch.tokens_BT, batch.labels_BT, batch.starts_BT)
+    ]
+    return Batch(*moved)  # type: ignore[arg-type]
 
 
 def _is_due(step: int, every: int) -> bool:

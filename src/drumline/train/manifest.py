@@ -1,4 +1,6 @@
-"""The environment of a run, as it stands in the run directory and in every commit: what one needs to know to run it again."""
+"""The environment of a run, as it stands in the run directory and in every commit: what one needs to know to run it
+again.
+"""
 
 import os
 import platform
@@ -26,7 +28,7 @@ def describe(world: World) -> dict[str, Any]:
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "platform": platform.platform(),
         "processor": processor_name(),
-        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "num_cores": num_cores(),
         "num_threads": torch.get_num_threads(),
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
@@ -34,6 +36,11 @@ def describe(world: World) -> dict[str, Any]:
         "world_size": world.size,
         "command": sys.argv[1:],
     }
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:

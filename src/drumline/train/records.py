@@ -47,11 +47,11 @@ class ValidationRecord:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """A checkpoint was handed to the writer."""
+    """A checkpoint is durable."""
 
     step: int
     path: Path
-    num_bytes: int
+    num_bytes: int  # that rank 0 wrote
     stall_s: float  # that the loop waited
 
 

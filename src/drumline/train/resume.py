@@ -1,4 +1,6 @@
-"""Which recipe may go on from which commit: what defines the maths must be the same, how it is spread and reported may change."""
+"""Which recipe may go on from which commit: what defines the maths must be the same, how it is spread and reported
+may change.
+"""
 
 from typing import Any
 

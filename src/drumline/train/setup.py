@@ -1,6 +1,6 @@
 """Set-up as a story: mesh, model on meta, layout applied, weights, optimizer, checkpoint, data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from drumline.optimizers import build_adamw, materialize_states
 from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parallelize
 from drumline.recipe.sections import Recipe
 from drumline.train.folder import CHECKPOINTS
-from drumline.train.resume import require_same_run
+from drumline.train.resume import AnotherRunError, require_same_run
 from drumline.train.state import model_pieces, optimizer_pieces
 
 
@@ -32,18 +32,20 @@ class Parts:
     optimizer: torch.optim.AdamW
     loader: Loader
     validation: Sequence[Sequence[Batch]]
+    data_digest: str
     first_step: int
     resumed_from: Path | None
     attention: str
 
 
-def set_up(recipe: Recipe, world: World, folder: Path) -> Parts:
+def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], None]) -> Parts:
     """Builds a run, or brings it back to its newest commit.
 
     Args:
         recipe: without problems for this world.
         world: joined.
         folder: the run directory.
+        notify: gets a line where something takes time.
 
     Raises:
         DrumlineError: data or a checkpoint cannot be used; nothing has been written.
@@ -51,7 +53,8 @@ def set_up(recipe: Recipe, world: World, folder: Path) -> Parts:
     commit = _find_commit(recipe, world, folder)
     dtypes = precision.policy(recipe.precision)
     mesh = build_mesh(recipe.layout, world.device, world.rank)
-    datasets = _open_data(recipe, world)
+    train_set, validation_set = _open_data(recipe, world, notify)
+    _require_same_data(commit, train_set)
 
     attend, attention = models.select(recipe.model.attention, world.device)
     model = models.build(
@@ -63,8 +66,7 @@ def set_up(recipe: Recipe, world: World, folder: Path) -> Parts:
     optimizer = build_adamw(model, recipe.optimizer)
     first_step = _fill(model, optimizer, mesh, commit, recipe.run.seed)
 
-    train_set, validation_set = datasets
-    loader = Loader(train_set, recipe.data, data_rank=mesh.data_rank, data_degree=recipe.layout.data_degree)
+    loader = _loader(train_set, recipe, mesh, world, first_step=first_step)
     return Parts(
         recipe=recipe,
         world=world,
@@ -73,7 +75,8 @@ def set_up(recipe: Recipe, world: World, folder: Path) -> Parts:
         gradients=gradients,
         optimizer=optimizer,
         loader=loader,
-        validation=_validation_batches(validation_set, recipe, mesh),
+        validation=_validation_batches(validation_set, recipe, mesh, world),
+        data_digest=train_set.digest,
         first_step=first_step,
         resumed_from=commit.path if commit else None,
         attention=attention,
@@ -90,11 +93,11 @@ def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
     return commit
 
 
-def _open_data(recipe: Recipe, world: World) -> tuple[data.Dataset, data.Dataset | None]:
+def _open_data(recipe: Recipe, world: World, notify: Callable[[str], None]) -> tuple[data.Dataset, data.Dataset | None]:
     # Rank 0 prepares what is not there yet; the others then find it.
     if not world.is_first:
         world.barrier()
-    train_set = data.open_dataset(recipe.data, recipe.run.seed, "train")
+    train_set = data.open_dataset(recipe.data, recipe.run.seed, "train", notify=notify)
     validation_set = None
     if recipe.run.validation_batches and recipe.data.validation_fraction:
         validation_set = data.open_dataset(recipe.data, recipe.run.seed, "validation")
@@ -104,9 +107,16 @@ def _open_data(recipe: Recipe, world: World) -> tuple[data.Dataset, data.Dataset
     return train_set, validation_set
 
 
-def _fill(
-    model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int
-) -> int:
+def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
+    before = commit.state.get("data_digest") if commit else None
+    if commit and before not in (None, train_set.digest):
+        raise AnotherRunError(
+            f"{commit.path} was trained on other data than {', '.join(s.path for s in train_set.sources)} holds now "
+            f"(digest {before} there, {train_set.digest} here); bring the data back, or start anew with run.dir=..."
+        )
+
+
+def _fill(model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int) -> int:
     """Gives weights and optimizer states their values; returns the steps already taken."""
     if commit is None:
         models.initialize(model, seed)
@@ -120,13 +130,36 @@ def _fill(
     return step
 
 
-def _validation_batches(dataset: data.Dataset | None, recipe: Recipe, mesh: Mesh) -> list[list[Batch]]:
+def _loader(dataset: data.Dataset, recipe: Recipe, mesh: Mesh, world: World, *, first_step: int = 0) -> Loader:
+    section = recipe.data
+    return Loader(
+        dataset,
+        global_batch=section.global_batch,
+        micro_batch=section.micro_batch,
+        data_rank=mesh.data_rank,
+        data_degree=recipe.layout.data_degree,
+        first_step=first_step,
+        num_workers=section.num_workers,
+        prefetch=section.prefetch,
+        pin_memory=world.device.type == "cuda",
+    )
+
+
+def _validation_batches(dataset: data.Dataset | None, recipe: Recipe, mesh: Mesh, world: World) -> list[list[Batch]]:
     if dataset is None:
         return []
-    loader = Loader(dataset, recipe.data, data_rank=mesh.data_rank, data_degree=recipe.layout.data_degree)
-    return [loader.batches(step) for step in range(min(recipe.run.validation_batches, loader.num_steps))]
+    loader = _loader(dataset, recipe, mesh, world)
+    num_steps = min(recipe.run.validation_batches, dataset.num_steps(recipe.data.global_batch))
+    return [loader.batches(step) for step in range(num_steps)]
 
 
-def commit_state(step: int, recipe: Recipe) -> dict[str, Any]:
-    """What a commit holds beside tensors: the position is one integer, since data order and schedule are functions of it."""
-    return {"step": step, "num_samples": step * recipe.data.global_batch, "has_optimizer": True}
+def commit_state(step: int, parts: Parts) -> dict[str, Any]:
+    """What a commit holds beside tensors: the position is one integer, since data order and schedule are functions
+    of it.
+    """
+    return {
+        "step": step,
+        "num_samples": step * parts.recipe.data.global_batch,
+        "data_digest": parts.data_digest,
+        "has_optimizer": True,
+    }

@@ -1,4 +1,6 @@
-"""A polite stop: SIGTERM (preemption) and Ctrl-C let the step finish and the run commit; a second one ends it at once."""
+"""A polite stop: SIGTERM (preemption) and Ctrl-C let the step finish and the run commit; a second one ends it at
+once.
+"""
 
 import signal
 from collections.abc import Iterator

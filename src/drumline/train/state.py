@@ -1,4 +1,6 @@
-"""This rank's pieces of the logical tensors of a run: weights and optimizer states, under names that no layout changes."""
+"""This rank's pieces of the logical tensors of a run: weights and optimizer states, under names that no layout
+changes.
+"""
 
 from collections.abc import Iterator
 
@@ -21,7 +23,9 @@ def model_pieces(model: nn.Module, mesh: Mesh) -> list[Piece]:
 
 
 def optimizer_pieces(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> list[Piece]:
-    """This rank's pieces of AdamW's moments, named `optimizer.<logical name>.<moment>`; the tensors are the live ones."""
+    """This rank's pieces of AdamW's moments, named `optimizer.<logical name>.<moment>`; the tensors are the live
+    ones.
+    """
     return [
         to_piece(f"{OPTIMIZER}{name}.{moment}", optimizer.state[param][moment], mesh)
         for name, param in named_parameters(model)

@@ -14,7 +14,9 @@ from drumline.parallel import Gradients, Mesh
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives: the mean loss over the global batch's valid tokens, the global gradient norm before clipping."""
+    """What one step gives: the mean loss over the global batch's valid tokens, the global gradient norm before
+    clipping.
+    """
 
     loss: float
     grad_norm: float
@@ -36,7 +38,8 @@ def train_step(
 
     Args:
         batches: the micro-batches, each [B, T], on the model's device.
-        num_tokens: valid tokens of the *global* batch: the loss is normalized by it, so that uneven micro-batches weigh right.
+        num_tokens: valid tokens of the *global* batch: the loss is normalized by it, so that uneven micro-batches
+            weigh right.
         lr: learning rate of this step.
         model: gives the sum of the cross-entropy over valid tokens.
         gradients: brings the gradients to their sum over the data-parallel ranks.
@@ -52,7 +55,8 @@ def train_step(
     loss = forward_backward(model, batches, num_tokens, gradients)
     loss_sum, square_sum = reduce_scalars(loss, local_sum_of_squares(gradients.local()))
     result = StepResult(loss_sum, square_sum**0.5)
-    # Reading the two scalars here makes the host wait once a step: weights must not move on a result that is not finite.
+    # Reading the two scalars here makes the host wait once a step: weights must not move on a result that is not
+    # finite.
     check_finite(result, batches)
     clip(gradients.local(), result.grad_norm, max_grad_norm)
     for group in optimizer.param_groups:
@@ -61,9 +65,7 @@ def train_step(
     return result
 
 
-def forward_backward(
-    model: nn.Module, batches: Sequence[Batch], num_tokens: int, gradients: Gradients
-) -> torch.Tensor:
+def forward_backward(model: nn.Module, batches: Sequence[Batch], num_tokens: int, gradients: Gradients) -> torch.Tensor:
     """Accumulates the gradients of all micro-batches.
 
     Returns:
@@ -82,8 +84,9 @@ def forward_backward(
 def make_reduce_scalars(world: World, mesh: Mesh) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
     """Makes the function that joins the ranks' losses and squared gradients.
 
-    Every rank's loss is its own share. A sum of squares is a share only along fsdp: replicas along dp hold the same gradients,
-    so that adding over all ranks counts each dp times; dividing by a whole number that is the same everywhere keeps ranks equal.
+    Every rank's loss is its own share. A sum of squares is a share only along fsdp: replicas along dp hold the same
+    gradients, so that adding over all ranks counts each dp times; dividing by a whole number that is the same
+    everywhere keeps ranks equal.
     """
 
     def reduce(loss: torch.Tensor, squares: torch.Tensor) -> tuple[float, float]:

@@ -83,7 +83,8 @@ class WeightsAndBiases:
 
 
 class ChromeTrace:
-    """Traces steps with torch's profiler and writes `<run>/profile/steps-A-B-rank-R.json`, to open in Perfetto or Chrome.
+    """Traces steps with torch's profiler and writes `<run>/profile/steps-A-B-rank-R.json`, to open in Perfetto or
+    Chrome.
 
     Args:
         first: first traced step, 1-based.
