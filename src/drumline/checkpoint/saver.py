@@ -1,0 +1,290 @@
+"""Saving while training goes on: copy, return, write behind.
+
+`save` copies this rank's share into host memory and returns; a thread writes it and makes the commit. All ranks call it
+for the same steps in the same order. There is one buffer: a save that comes while the one before is still being written
+waits for it, so memory is bounded by one snapshot.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.checkpoint.errors import SaveError
+from drumline.checkpoint.folder import Folder
+from drumline.checkpoint.index import ENVIRONMENT, RECIPE, STATE
+from drumline.checkpoint.piece import Piece
+from drumline.checkpoint.rendezvous import await_errors
+from drumline.checkpoint.snapshot import Snapshot, Snapshots
+from drumline.checkpoint.writing import Save, carry_out
+from drumline.recipe.errors import DrumlineError
+from drumline.storage import Filesystem
+
+_log = logging.getLogger(__name__)
+
+# How long leaving waits: for a save under way when the run failed, and for other ranks to see why a save failed.
+_FAREWELL_S = 5.0
+
+
+class CommitHandle:
+    """A save under way, or done.
+
+    Args:
+        path: where the commit will be.
+        step: of the commit.
+        num_bytes: of its logical tensors; each replica counts once.
+    """
+
+    def __init__(self, path: Path, step: int, num_bytes: int):
+        self.path = path
+        self.step = step
+        self.stall_s = 0.0
+        self.duration_s = 0.0
+        self.num_bytes = num_bytes
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._was_raised = False
+
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+        return self._done.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why there is no commit; None while it is under way, and when it is made."""
+        return self._error
+
+    def wait(self, timeout_s: float | None = None) -> Path:
+        """Waits until the commit is made and durable.
+
+        Args:
+            timeout_s: longest wait, seconds; None: as long as the saver allows.
+
+        Returns:
+            The commit's folder.
+
+        Raises:
+            SaveError: there is no such commit, or not yet.
+        """
+        if not self._done.wait(timeout_s):
+            raise SaveError(f"step {self.step} is still being written after {timeout_s:g} s")
+        if self._error is not None:
+            self._was_raised = True
+            raise self._error
+        return self.path
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._error = error
+        self._done.set()
+
+
+class Saver:
+    """Makes the commits of a run. A context manager: leaving it waits for the last save.
+
+    On rank 0 it first removes what killed saves left in the folder, so make it before looking for the newest commit.
+    With several ranks, making it is collective (the ranks agree on a name for this session) unless `session` is given;
+    nothing later is.
+
+    Args:
+        directory: the folder of commits, `RUN/checkpoints`; it is made if need be.
+        rank: this rank.
+        world_size: number of ranks.
+        keep: newest commits to keep.
+        asynchronous: `save` returns when the copy is done; else when the commit is durable.
+        recipe: the resolved recipe as JSON values; goes into every commit. Rank 0's is kept, of this and the next.
+        environment: what the run runs on; goes into every commit.
+        timeout_s: longest wait for other ranks in one save, seconds.
+        session: names this start of the run; the same on all ranks and never used before.
+        filesystem: what writes.
+        direct: write around the page cache where the filesystem allows it.
+
+    Raises:
+        SaveError: the folder cannot be made or cleaned.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int = 3,
+        asynchronous: bool = True,
+        recipe: Mapping[str, Any] | None = None,
+        environment: Mapping[str, Any] | None = None,
+        timeout_s: float = 600.0,
+        session: str | None = None,
+        filesystem: Filesystem | None = None,
+        direct: bool = True,
+    ):
+        self._folder = Folder(Path(directory), filesystem)
+        self._rank = rank
+        self._world_size = world_size
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self._documents = {
+            RECIPE: _to_json(recipe or {}, "the recipe"),
+            ENVIRONMENT: _to_json(environment or {}, "the environment"),
+        }
+        self._timeout_s = timeout_s
+        self._direct = direct
+        self._snapshots = Snapshots(rank)
+        self._num_saves = 0
+        self._last: CommitHandle | None = None
+        self._failed: list[Path] = []
+        self._is_closed = False
+        problem = self._open() if rank == 0 else None
+        # The others learn the session only after rank 0 has cleaned, so none of them can write into what is being
+        # removed.
+        self._session, problem = _agree(rank, world_size, session, problem)
+        if problem:
+            raise SaveError(problem)
+
+    def prepare(self, pieces: Sequence[Piece]) -> None:
+        """Makes room for the snapshots, so that the first save stalls no longer than the others.
+
+        Args:
+            pieces: as they will be saved.
+
+        Raises:
+            DrumlineError: they contradict each other.
+        """
+        self.wait()
+        self._snapshots.prepare(pieces)
+
+    def save(self, step: int, pieces: Sequence[Piece], state: Mapping[str, Any]) -> CommitHandle:
+        """Saves a step.
+
+        Args:
+            step: optimizer steps that are done.
+            pieces: this rank's pieces. Their tensors may be changed as soon as this returns.
+            state: whatever the run wants back, as JSON values; rank 0's is kept.
+
+        Returns:
+            The save, under way if asynchronous.
+
+        Raises:
+            SaveError: an earlier save failed and nobody was told yet; or this one did, and is synchronous.
+            DrumlineError: the pieces contradict each other, or the state is not JSON.
+        """
+        if self._is_closed:
+            raise DrumlineError("the saver is closed")
+        began = time.perf_counter()
+        self.wait()
+        self._num_saves += 1
+        save = Save(
+            folder=self._folder,
+            step=step,
+            save=f"{self._session}-{self._num_saves:04d}",
+            rank=self._rank,
+            world_size=self._world_size,
+            keep=self._keep,
+            documents={STATE: _to_json(state, "the state"), **self._documents},
+            timeout_s=self._timeout_s,
+            direct=self._direct,
+        )
+        snapshot = self._snapshots.take(pieces)
+        handle = self._last = CommitHandle(save.target, step, _logical_bytes(pieces))
+        # A daemon: when the run dies of something else, a save that waits for a dead rank must not keep the process.
+        threading.Thread(target=self._write, args=(save, snapshot, handle), name=f"save-{step}", daemon=True).start()
+        if not self._asynchronous:
+            handle.wait()
+        handle.stall_s = time.perf_counter() - began
+        return handle
+
+    def wait(self) -> None:
+        """Waits for the save under way, if there is one.
+
+        Raises:
+            SaveError: it failed, and nobody was told yet.
+        """
+        if self._last is not None:
+            self._last._done.wait()
+            if self._last.error is not None and not self._last._was_raised:
+                self._last.wait()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Waits for the save under way and gives the memory back.
+
+        Args:
+            timeout_s: longest wait, seconds; None: as long as it takes.
+
+        Raises:
+            SaveError: that save failed and nobody was told yet, or it is not done in time (it is then given up).
+        """
+        self._is_closed = True
+        if self._last is not None:
+            if not self._last._done.wait(timeout_s):
+                raise SaveError(f"step {self._last.step} was still being written after {timeout_s:g} s and is given up")
+            self._snapshots.release()
+            if self._rank == 0 and self._failed:
+                await_errors(self._failed[-1], self._world_size, _FAREWELL_S)
+            self._remove_failed()
+            self.wait()
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close(timeout_s=_FAREWELL_S)
+        except Exception as error:  # what ended the run matters more
+            _log.warning("%s", error)
+
+    def _write(self, save: Save, snapshot: Snapshot, handle: CommitHandle) -> None:
+        began = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            carry_out(save, snapshot)
+            self._remove_failed()  # every rank took part in this save, so every rank has seen the failure before it
+        except BaseException as raised:
+            error = raised
+            self._failed.append(save.unfinished)
+            _log.error("%s", raised)
+        handle.duration_s = time.perf_counter() - began
+        handle._finish(error)
+
+    def _open(self) -> str | None:
+        try:
+            self._folder.filesystem.make_folder(self._folder.path)
+            for path in self._folder.clean():
+                _log.warning("removed %s, which an interrupted save left behind", path)
+        except OSError as error:
+            return f"commits cannot be kept in {self._folder.path}: {error.strerror or error}"
+        return None
+
+    def _remove_failed(self) -> None:
+        # Their error files were left for the other ranks to see.
+        while self._rank == 0 and self._failed:
+            self._folder.remove_quietly(self._failed.pop())
+
+
+def _to_json(values: Mapping[str, Any], what: str) -> bytes:
+    try:
+        return json.dumps(dict(values), allow_nan=False, indent=1).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise DrumlineError(f"{what} cannot be stored as JSON: {error}") from error
+
+
+def _logical_bytes(pieces: Sequence[Piece]) -> int:
+    sizes = {piece.name: math.prod(piece.global_shape) * piece.tensor.element_size() for piece in pieces}
+    return sum(sizes.values())
+
+
+def _agree(rank: int, world_size: int, session: str | None, problem: str | None) -> tuple[str, str | None]:
+    agreed: list[Any] = [session or uuid.uuid4().hex[:12], problem]
+    if world_size > 1 and session is None:
+        if not dist.is_initialized():
+            raise DrumlineError("a saver of several ranks needs a process group, or a session that they agree on")
+        dist.broadcast_object_list(agreed, src=0)
+    return agreed[0], agreed[1]
