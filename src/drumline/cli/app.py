@@ -19,7 +19,6 @@ import importlib
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ import typer.core
 import typer.main
 
 from drumline import __version__
-from drumline.recipe.errors import CheckFailed, DrumlineError
 
 
 class Entry(NamedTuple):
@@ -163,9 +161,6 @@ def main(args: Sequence[str] | None = None) -> int:
         code = typer.main.get_command(_root).main(args, prog_name="drumline", standalone_mode=False)
         sys.stdout.flush()  # here, so that a reader who has gone away is noticed before the interpreter ends
         return code or GOOD
-    except DrumlineError as error:
-        _say(str(error))
-        return CHECK_FAILED if isinstance(error, CheckFailed) else REQUEST_WRONG
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return INTERRUPTED
@@ -178,6 +173,11 @@ def main(args: Sequence[str] | None = None) -> int:
             return _pipe_closed()
         return error.code if isinstance(error.code, int) else GOOD if error.code is None else DRUMLINE_FAILED
     except Exception as error:
+        from drumline.recipe.errors import CheckFailed, DrumlineError  # here, since `--help` has no need of recipes
+
+        if isinstance(error, DrumlineError):
+            _say(str(error))
+            return CHECK_FAILED if isinstance(error, CheckFailed) else REQUEST_WRONG
         if _is_usage_error(error):
             error.show()  # pyright: ignore[reportAttributeAccessIssue]
             return REQUEST_WRONG
@@ -197,6 +197,7 @@ def save_traceback(error: BaseException) -> str:
     Returns:
         The path of the file; `(not saved)` where no file can be written.
     """
+    import tempfile
     import traceback
 
     text = "".join(traceback.format_exception(error))

@@ -3,16 +3,21 @@
 In: TOML, overrides. Out: a frozen `Recipe`, or every problem with it at once. Imports no torch.
 """
 
+from drumline.recipe.canonical import digest, full_digest, to_toml
+from drumline.recipe.comparison import Difference, diff
 from drumline.recipe.errors import CheckFailed, DrumlineError, RecipeError
 from drumline.recipe.files import builtin_names
+from drumline.recipe.json_schema import schema
 from drumline.recipe.layout import Layout
 from drumline.recipe.loading import load
 from drumline.recipe.problem import Problem
 from drumline.recipe.sections import Recipe
+from drumline.recipe.shapes import num_parameters, parameter_shapes
 from drumline.recipe.validation import check, problems
 
 __all__ = [
     "CheckFailed",
+    "Difference",
     "DrumlineError",
     "Layout",
     "Problem",
@@ -20,6 +25,13 @@ __all__ = [
     "RecipeError",
     "builtin_names",
     "check",
+    "diff",
+    "digest",
+    "full_digest",
     "load",
+    "num_parameters",
+    "parameter_shapes",
     "problems",
+    "schema",
+    "to_toml",
 ]
