@@ -23,8 +23,8 @@ from drumline.recipe.sections import Model, RopeScaling
 class Rope:
     """Cosine and sine of every position's angles, fp32 [T, K/2]."""
 
-    cos_TK2: torch.Tensor  # noqa: N815
-    sin_TK2: torch.Tensor  # noqa: N815
+    cos_TK2: torch.Tensor
+    sin_TK2: torch.Tensor
 
 
 def tables(model: Model, num_tokens: int, device: torch.device | str) -> Rope:
