@@ -65,3 +65,9 @@ def test_clipping_leaves_small_gradients_and_zero_means_never():
     clip(grads, 5.0, 6.0)
     clip(grads, 5.0, 0.0)
     assert grads[0].tolist() == [3.0, 4.0]
+
+
+def test_the_norm_of_a_long_flat_gradient_keeps_its_digits():
+    grad = torch.randn(6_000_000, generator=torch.Generator().manual_seed(0))
+    expected = float(grad.double().square().sum())
+    assert float(local_sum_of_squares([grad])) == pytest.approx(expected, rel=1e-6)

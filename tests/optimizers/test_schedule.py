@@ -19,12 +19,12 @@ def test_warm_up_is_linear_and_never_zero():
     assert rates(WSD)[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
 
 
-def test_wsd_is_stable_until_its_decay_and_ends_at_the_floor():
+def test_wsd_is_stable_until_its_decay_and_would_reach_the_floor_one_step_past_the_last():
     found = rates(WSD)
     assert set(found[10:80]) == {2.0}
-    assert found[-1] == pytest.approx(0.2)
     steps = [a - b for a, b in itertools.pairwise(found[79:])]
-    assert steps == pytest.approx([1.8 / 20] * 20)
+    assert steps == pytest.approx([1.8 / 21] * 20)
+    assert found[-1] - steps[-1] == pytest.approx(0.2)
 
 
 def test_cosine_matches_torch():

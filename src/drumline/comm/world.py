@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from drumline.comm.environment import Place
 from drumline.recipe.errors import DrumlineError
@@ -111,7 +112,7 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 place.master_addr,
                 place.master_port,
                 place.world_size,
@@ -120,7 +121,7 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
                 wait_for_workers=False,
             )
             # A restarted attempt must not read the addresses that a dead one left in a reused store.
-            store = dist.PrefixStore(f"attempt{place.attempt}", store)
+            store = PrefixStore(f"attempt{place.attempt}", store)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError, OSError) as error:
             raise JoinError(

@@ -11,6 +11,8 @@ from torch import nn
 
 from drumline.recipe.sections import Optimizer
 
+_PIECE = 1 << 14
+
 
 def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
     """Builds torch's AdamW over a model whose parameters are real (or sharded) tensors.
@@ -52,12 +54,27 @@ def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
 
 
 def local_sum_of_squares(grads: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of squares of this rank's gradients: fp32 norms a tensor, squared and added in fp64; a scalar tensor."""
-    norms = torch._foreach_norm(list(grads))
+    """The sum of squares of this rank's gradients.
+
+    Args:
+        grads: any shapes, one device.
+
+    Returns:
+        Scalar, fp64.
+    """
+    pieces = [piece for grad in grads for piece in _short_pieces(grad)]
+    norms = torch._foreach_norm(pieces)  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack(norms).double().square().sum()
+
+
+def _short_pieces(grad: torch.Tensor) -> Iterable[torch.Tensor]:
+    # A CPU adds squares in fp32 one after the other: over 6 million elements the norm was off by 2e-4, over these
+    # pieces
+    # by 2e-8, for one more millisecond. CUDA adds in a tree.
+    return grad.reshape(-1).split(_PIECE) if grad.device.type == "cpu" else (grad,)
 
 
 def clip(grads: Iterable[torch.Tensor], norm: float, max_norm: float) -> None:
     """Scales gradients in place so that their global norm is at most `max_norm`; 0 leaves them."""
     if max_norm > 0 and norm > max_norm:
-        torch._foreach_mul_(list(grads), max_norm / norm)
+        torch._foreach_mul_(list(grads), max_norm / norm)  # pyright: ignore[reportPrivateImportUsage]

@@ -31,8 +31,8 @@ def learning_rate(step: int, *, peak: float, num_steps: int, schedule: Schedule)
         start = max(start, num_steps - round(num_steps * schedule.decay_fraction))
         if step < start:
             return peak
-    # One step past the last would reach the floor, so that the last step still learns.
-    done = min(1.0, (step - start + (schedule.kind == "wsd")) / max(1, num_steps - start))
     if schedule.kind == "wsd":
-        return peak * (1.0 - (1.0 - floor) * done)
+        # The floor lies one step past the last: a last step at rate 0 would be thrown away.
+        return peak * (1.0 - (1.0 - floor) * (step - start + 1) / (num_steps - start + 1))
+    done = (step - start) / (num_steps - start)
     return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done)))

@@ -7,5 +7,6 @@ In: a model on meta, a recipe, a joined world. Out: the same model spread over t
 from drumline.parallel.apply import own_gradients, parallelize
 from drumline.parallel.gradients import Gradients, layers_of
 from drumline.parallel.mesh import Mesh, build_mesh
+from drumline.parallel.shard import free_gathered
 
-__all__ = ["Gradients", "Mesh", "build_mesh", "layers_of", "own_gradients", "parallelize"]
+__all__ = ["Gradients", "Mesh", "build_mesh", "free_gathered", "layers_of", "own_gradients", "parallelize"]

@@ -45,6 +45,12 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
+def free_gathered(model: nn.Module) -> None:
+    """Frees what a forward without a backward left gathered; nothing where nothing is sharded."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 class Sharded:
     """Steers the communication of a sharded model under accumulation.
 

@@ -43,7 +43,7 @@ class ConsoleView:
                 self._say(f"validation at step {record.step}: loss {record.loss:.4f}  perplexity {perplexity:,.1f}")
             case CommitRecord():
                 size = show_bytes(record.num_bytes)
-                self._say(f"commit at step {record.step}: {size} a rank, waited {record.stall_s * 1e3:.0f} ms")
+                self._say(f"commit at step {record.step}: {size}, waited {record.stall_s * 1e3:.0f} ms")
             case EndRecord():
                 self._say(end_line(record, self._num_steps))
 
@@ -58,7 +58,12 @@ class ConsoleView:
         self._task = self._progress.add_task("training", total=record.num_steps, completed=record.step)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(self._console, line)
+
+
+def say(console: Console, line: str) -> None:
+    """Prints a line as it is: paths are not coloured, brackets are not markup, nothing is wrapped."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def start_line(record: StartRecord) -> str:

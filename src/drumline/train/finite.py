@@ -1,15 +1,16 @@
 """Stops a run whose loss or gradient is not finite, before the optimizer step, and says where it began."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drumline.comm import World
 from drumline.data import Batch
 from drumline.recipe.errors import CheckFailed
-from drumline.train.state import named_parameters
+from drumline.train.setup import Parts
+from drumline.train.state import Parameters
 
 
 class NonFiniteError(CheckFailed):
@@ -46,17 +47,17 @@ def find_in_forward(model: nn.Module, batches: Sequence[Batch]) -> str | None:
     return found[0] if found else None
 
 
-def find_in_gradients(model: nn.Module) -> str | None:
+def find_in_gradients(parameters: Parameters) -> str | None:
     """The parameter nearest to the loss whose gradient is not finite: the backward reached it first."""
     last = None
-    for name, param in named_parameters(model):
+    for name, param in parameters.items():
         grad = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
         if grad is not None and not torch.isfinite(grad).all():
             last = name
     return last
 
 
-def explain(step: int, loss: float, grad_norm: float, model: nn.Module, batches: Sequence[Batch], world: World) -> str:
+def explain(step: int, loss: float, grad_norm: float, parts: Parts, batches: Sequence[Batch]) -> str:
     """Finds out, on all ranks together, on which rank and in which module a step first lost finiteness.
 
     Args:
@@ -65,8 +66,8 @@ def explain(step: int, loss: float, grad_norm: float, model: nn.Module, batches:
     Returns:
         One message, the same on every rank.
     """
-    where = find_in_forward(model, batches)
-    reports = world.gather_objects((where, find_in_gradients(model)))
+    where = find_in_forward(parts.model, batches)
+    reports = parts.world.gather_objects((where, find_in_gradients(parts.parameters)))
     head = f"step {step}: loss {loss:g}, gradient norm {grad_norm:g}; stopped before the optimizer step"
     for rank, (module, _) in enumerate(reports):
         if module is not None:
@@ -77,20 +78,12 @@ def explain(step: int, loss: float, grad_norm: float, model: nn.Module, batches:
     return f"{head}\n  every module's output and every gradient is finite by itself: the sum of squares overflowed"
 
 
-def check(
-    step: int,
-    loss: float,
-    grad_norm: float,
-    *,
-    model: nn.Module,
-    batches: Sequence[Batch],
-    world: World,
-) -> None:
+def check(step: int, loss: float, grad_norm: float, *, parts: Parts, batches: Sequence[Batch]) -> None:
     """Raises where loss or gradient norm is not finite; both are the same on every rank, so all ranks raise together.
 
     Raises:
         NonFiniteError: names the step, the rank and the first module.
     """
-    if torch.isfinite(torch.tensor([loss, grad_norm], dtype=torch.float64)).all():
+    if math.isfinite(loss) and math.isfinite(grad_norm):
         return
-    raise NonFiniteError(explain(step, loss, grad_norm, model, batches, world))
+    raise NonFiniteError(explain(step, loss, grad_norm, parts, batches))

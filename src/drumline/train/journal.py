@@ -53,8 +53,8 @@ def to_row(record: Record) -> dict[str, object]:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         row[field.name] = str(value) if isinstance(value, Path) else value
-        if field.name in _HEX:
-            row[f"{field.name}_hex"] = float(value).hex()
+        if field.name in _HEX and isinstance(value, float):
+            row[f"{field.name}_hex"] = value.hex()
     row["time"] = time.time()
     return row
 

@@ -52,7 +52,7 @@ class Loop:
         self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh)
         recipe = parts.recipe
         self._step_tokens = recipe.data.global_batch * recipe.data.seq_len
-        self._step_flops = self._step_tokens * flops_per_token(recipe.model, recipe.data.seq_len)
+        self._step_flops = self._step_tokens * flops_per_token(recipe.model, recipe.data.seq_len).total
         self._committed = parts.first_step if parts.resumed_from else -1
 
     def run(self) -> str:
@@ -120,9 +120,7 @@ class Loop:
         lr = learning_rate(self.step, peak=recipe.optimizer.lr, num_steps=recipe.run.steps, schedule=recipe.schedule)
 
         def check_finite(result: StepResult, batches: Sequence[Batch]) -> None:
-            finite.check(
-                self.step + 1, result.loss, result.grad_norm, model=parts.model, batches=batches, world=parts.world
-            )
+            finite.check(self.step + 1, result.loss, result.grad_norm, parts=parts, batches=batches)
 
         result = train_step(
             batches,
@@ -161,11 +159,10 @@ class Loop:
         if self.step == self._committed:
             return
         parts = self._parts
-        pieces = model_pieces(parts.model, parts.mesh) + optimizer_pieces(parts.model, parts.optimizer, parts.mesh)
+        pieces = model_pieces(parts.parameters, parts.mesh)
+        pieces += optimizer_pieces(parts.parameters, parts.optimizer, parts.mesh)
         self._report_commit(wait=True)
-        self._saving = self._saver.save(
-            self.step, pieces, commit_state(self.step, parts), parts.recipe.model_dump_json()
-        )
+        self._saving = self._saver.save(self.step, pieces, commit_state(self.step, parts))
         self._committed = self.step
 
     def _report_commit(self, *, wait: bool) -> None:

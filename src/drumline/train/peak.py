@@ -4,12 +4,13 @@ import time
 
 import torch
 
-from drumline.cluster import peak_flops
+from drumline.cluster import find
 from drumline.comm import World
 
 # Large enough to be bound by arithmetic, small enough for milliseconds on a laptop.
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _MEASURE_S = 0.2
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def find_peak(setting: str, dtype: torch.dtype, world: World) -> float | None:
@@ -29,7 +30,8 @@ def find_peak(setting: str, dtype: torch.dtype, world: World) -> float | None:
     try:
         per_rank: float | None = float(setting) * 1e12
     except ValueError:
-        per_rank = peak_flops(setting, "bf16" if dtype == torch.bfloat16 else "fp32")
+        accelerator = find(setting)
+        per_rank = accelerator.peak.get(_NAMES[dtype]) if accelerator else None
     return None if per_rank is None else per_rank * world.size
 
 

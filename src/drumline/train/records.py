@@ -51,7 +51,7 @@ class CommitRecord:
 
     step: int
     path: Path
-    num_bytes: int  # that rank 0 wrote
+    num_bytes: int
     stall_s: float  # that the loop waited
 
 

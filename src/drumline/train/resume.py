@@ -51,18 +51,22 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
     return found
 
 
-def require_same_run(before: dict[str, Any], recipe: Recipe, where: object) -> None:
+def require_same_run(
+    before: dict[str, Any], recipe: Recipe, where: object, *, sections: tuple[str, ...] | None = None
+) -> None:
     """Checks that a recipe continues the run that a commit belongs to.
 
     Args:
         before: the commit's resolved recipe, as JSON values.
         recipe: that is about to run.
         where: the commit, for the message.
+        sections: only these must be the same; None: all that define a run.
 
     Raises:
         AnotherRunError: lists every key that defines the run and differs.
     """
-    changed = differences(before, recipe.model_dump(mode="json"))
+    now = recipe.model_dump(mode="json")
+    changed = [row for row in differences(before, now) if sections is None or row[0].split(".")[0] in sections]
     if changed:
         lines = "\n".join(f"  {key}: {a!r} there, {b!r} here" for key, a, b in changed)
         raise AnotherRunError(

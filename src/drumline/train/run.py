@@ -1,5 +1,6 @@
 """One rank of a run, from joining the world to leaving it."""
 
+import functools
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from drumline.comm import Place, World, choose_device, join, leave, read_num_thr
 from drumline.precision import policy
 from drumline.recipe.sections import Recipe
 from drumline.train import manifest
-from drumline.train.console import ConsoleView
+from drumline.train.console import ConsoleView, say
 from drumline.train.folder import CHECKPOINTS, FolderLock, describe_run, run_folder
 from drumline.train.journal import Journal
 from drumline.train.loop import Loop
@@ -59,7 +60,7 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
             stack.callback(FolderLock(folder).release)
         world = join(place, device, recipe.resilience.timeout_s)
         stack.callback(leave)
-        notify = (lambda line: console.print(line, highlight=False, markup=False)) if world.is_first else _ignore
+        notify = functools.partial(say, console) if world.is_first else _ignore
         environment = manifest.describe(world)
         # Before anything is read: it removes what a killed save left behind.
         saver = stack.enter_context(_make_saver(recipe, world, folder, environment))
@@ -85,6 +86,7 @@ def _make_saver(recipe: Recipe, world: World, folder: Path, environment: dict) -
         world_size=world.size,
         keep=section.keep,
         asynchronous=section.asynchronous,
+        recipe=recipe.model_dump(mode="json"),
         environment=environment,
         timeout_s=recipe.resilience.timeout_s,
     )

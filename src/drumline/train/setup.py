@@ -17,7 +17,7 @@ from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parall
 from drumline.recipe.sections import Recipe
 from drumline.train.folder import CHECKPOINTS
 from drumline.train.resume import AnotherRunError, require_same_run
-from drumline.train.state import model_pieces, optimizer_pieces
+from drumline.train.state import MODEL, OPTIMIZER, Parameters, model_pieces, optimizer_pieces, parameters_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Parts:
     world: World
     mesh: Mesh
     model: nn.Module
+    parameters: Parameters
     gradients: Gradients
     optimizer: torch.optim.AdamW
     loader: Loader
@@ -62,9 +63,10 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     )
     parallelize(model, recipe, mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     model.to_empty(device=world.device)
+    parameters = parameters_of(model)
     gradients = own_gradients(model, mesh)
     optimizer = build_adamw(model, recipe.optimizer)
-    first_step = _fill(model, optimizer, mesh, commit, recipe.run.seed)
+    first_step = _fill(model, parameters, optimizer, mesh, commit, recipe.run.seed)
 
     loader = _loader(train_set, recipe, mesh, world, first_step=first_step)
     return Parts(
@@ -72,6 +74,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         world=world,
         mesh=mesh,
         model=model,
+        parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         loader=loader,
@@ -86,10 +89,11 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
 def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
     # Rank 0 chooses, so that all ranks resume from the same commit whatever they see of a shared folder.
     path = world.broadcast_object(newest_commit(folder / CHECKPOINTS) if world.is_first else None)
-    if path is None:
+    if not isinstance(path, Path):
         return None
     commit = open_commit(path)
-    require_same_run(commit.recipe, recipe, path)
+    # Imported weights have no past but their shape: the run that starts from them is a new one.
+    require_same_run(commit.recipe, recipe, path, sections=None if commit.has(OPTIMIZER) else ("model",))
     return commit
 
 
@@ -116,17 +120,19 @@ def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
         )
 
 
-def _fill(model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int) -> int:
+def _fill(
+    model: nn.Module, parameters: Parameters, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int
+) -> int:
     """Gives weights and optimizer states their values; returns the steps already taken."""
     if commit is None:
         models.initialize(model, seed)
         return 0
     step = commit.step
-    pieces = model_pieces(model, mesh)
-    if commit.state["has_optimizer"]:
+    pieces = model_pieces(parameters, mesh)
+    if commit.has(OPTIMIZER):
         materialize_states(optimizer, step)
-        pieces += optimizer_pieces(model, optimizer, mesh)
-    commit.read_into(pieces)
+        pieces += optimizer_pieces(parameters, optimizer, mesh)
+    commit.read_into(pieces, prefix="" if commit.has(OPTIMIZER) else MODEL)
     return step
 
 
@@ -161,5 +167,4 @@ def commit_state(step: int, parts: Parts) -> dict[str, Any]:
         "step": step,
         "num_samples": step * parts.recipe.data.global_batch,
         "data_digest": parts.data_digest,
-        "has_optimizer": True,
     }

@@ -2,7 +2,7 @@
 changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -17,27 +17,30 @@ OPTIMIZER = "optimizer."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_pieces(model: nn.Module, mesh: Mesh) -> list[Piece]:
+Parameters = Mapping[str, nn.Parameter]
+
+
+def parameters_of(model: nn.Module) -> Parameters:
+    """Trained parameters by logical name. To be asked once, before the first forward: FSDP2 puts gathered parameters in
+    the places of sharded ones while they are in use.
+    """
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}
+
+
+def model_pieces(parameters: Parameters, mesh: Mesh) -> list[Piece]:
     """This rank's pieces of the weights, named `model.<logical name>`; the tensors are the live ones."""
-    return [to_piece(MODEL + name, param.detach(), mesh) for name, param in named_parameters(model)]
+    return [to_piece(MODEL + name, param.detach(), mesh) for name, param in parameters.items()]
 
 
-def optimizer_pieces(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> list[Piece]:
+def optimizer_pieces(parameters: Parameters, optimizer: torch.optim.Optimizer, mesh: Mesh) -> list[Piece]:
     """This rank's pieces of AdamW's moments, named `optimizer.<logical name>.<moment>`; the tensors are the live
     ones.
     """
     return [
         to_piece(f"{OPTIMIZER}{name}.{moment}", optimizer.state[param][moment], mesh)
-        for name, param in named_parameters(model)
+        for name, param in parameters.items()
         for moment in MOMENTS
     ]
-
-
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Trained parameters by logical name."""
-    for name, param in model.named_parameters():
-        if param.requires_grad:
-            yield name, param
 
 
 def to_piece(name: str, tensor: torch.Tensor, mesh: Mesh) -> Piece:

@@ -9,7 +9,7 @@ from torch import nn
 from drumline.comm import World
 from drumline.data import Batch
 from drumline.optimizers import clip, local_sum_of_squares
-from drumline.parallel import Gradients, Mesh
+from drumline.parallel import Gradients, Mesh, free_gathered
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def validate(model: nn.Module, steps: Sequence[Sequence[Batch]], world: World) -
         for batch in batches:
             loss_sum += float(model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT))
             num_tokens += count_valid(batch)
+    free_gathered(model)
     total, count = world.sum([loss_sum, num_tokens]).tolist()
     return total / max(1.0, count), int(count)
 
