@@ -44,9 +44,12 @@ def find(key: str) -> FieldInfo | None:
 
 
 def is_text(key: str) -> bool:
-    """Whether a key holds text, so that what is typed for it needs no quotes: a string or a choice."""
+    """Whether a key holds text, so that what is typed for it needs no quotes: a string or a choice of strings."""
     info = find(key)
-    return info is not None and (info.annotation is str or typing.get_origin(info.annotation) is typing.Literal)
+    if info is None:
+        return False
+    choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is typing.Literal else ()
+    return info.annotation is str or any(isinstance(choice, str) for choice in choices)
 
 
 def suggest(key: str) -> list[str]:
