@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from drumline.data.prepare import Counts
-from drumline.data.text import in_pieces
+from drumline.data.text import Counts, in_pieces
 
 
 class ListSource:

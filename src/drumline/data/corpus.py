@@ -5,13 +5,13 @@ the tokens too.
 Letters: N documents, S tokens of a shard.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from drumline.data.digest import digest_of_file
-from drumline.data.manifest import FileEntry, Manifest, Shard, read_manifest
+from drumline.data.manifest import DamagedManifestError, FileEntry, Manifest, Shard, read_manifest
 from drumline.data.tokenizer import Tokenizer, load_tokenizer
 from drumline.recipe.errors import CheckFailed, DrumlineError
 
@@ -106,36 +106,54 @@ class Corpus:
         return starts
 
 
-def verify(folder: Path, report: Callable[[int], None] = lambda num_bytes: None) -> Manifest:
+class DamagedFolder(CheckFailed):
+    """A prepared folder is not as it was written.
+
+    Args:
+        faults: one message a file.
+    """
+
+    def __init__(self, faults: Sequence[str]):
+        self.faults = tuple(faults)
+        super().__init__("\n".join(faults))
+
+
+def verify(folder: Path, report: Callable[[int, int], None] = lambda done, total: None) -> Manifest:
     """Reads every file of a prepared folder and compares it with the manifest.
 
     Args:
         folder: what `drumline data prepare` wrote.
-        report: called with the number of bytes that each checked file adds.
+        report: called with the bytes that are checked and the bytes in all.
 
     Returns:
         The manifest, every file of which is as it was written.
 
     Raises:
-        CheckFailed: at least one file is missing or differs; names all of them.
+        DamagedFolder: at least one file is missing or differs; names all of them.
         DrumlineError: this is not a prepared folder at all.
     """
-    manifest = read_manifest(folder)
+    try:
+        manifest = read_manifest(folder)
+    except DamagedManifestError as error:
+        raise DamagedFolder([str(error)]) from error
     faults = []
+    done_bytes, total_bytes = 0, sum(entry.num_bytes for entry in manifest.files)
     for entry in manifest.files:
         try:
             _check_size(folder, entry)
-            _check_digest(folder / entry.name, entry)
+            base = done_bytes
+            _check_digest(folder / entry.name, entry, lambda done, base=base: report(base + done, total_bytes))
         except DrumlineError as error:
             faults.append(str(error))
-        report(entry.num_bytes)
+        done_bytes += entry.num_bytes
+        report(done_bytes, total_bytes)
     if not faults:
         try:
             Corpus(folder)
         except DrumlineError as error:
             faults.append(str(error))
     if faults:
-        raise CheckFailed("\n".join(faults))
+        raise DamagedFolder(faults)
     return manifest
 
 
@@ -151,9 +169,9 @@ def _check_size(folder: Path, entry: FileEntry) -> None:
         raise DrumlineError(f"{path} is damaged: it has {num_bytes:,} bytes, the manifest says {entry.num_bytes:,}")
 
 
-def _check_digest(path: Path, entry: FileEntry) -> None:
+def _check_digest(path: Path, entry: FileEntry, report: Callable[[int], None] = lambda done: None) -> None:
     try:
-        digest = digest_of_file(path)
+        digest = digest_of_file(path, report)
     except OSError as error:
         raise DrumlineError(f"cannot read {path}: {error.strerror}") from error
     if digest != entry.xxh3_128:

@@ -270,8 +270,9 @@ def _split(corpus: Corpus, wanted_fraction: float, split: Split) -> Stream:
 def _too_small(path: str, stream: Stream, data: Data, split: Split) -> str:
     if split == "validation":
         return (
-            f"{path} has no document for validation (data.validation_fraction = {data.validation_fraction}): raise it, "
-            "or turn validation off with run.validation_batches=0"
+            f"{path} has no document for validation: {stream.corpus.num_documents:,} documents in all, "
+            f"data.validation_fraction = {data.validation_fraction}\n  prepare it with more and smaller documents "
+            "(--documents page, paragraph or line), raise the fraction, or validate never: run.validation_batches=0"
         )
     return (
         f"{path} is too small: its {split} split has {stream.num_tokens:,} tokens in {stream.num_documents:,} "

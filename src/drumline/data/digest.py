@@ -3,6 +3,7 @@
 It is no protection against a forger. Source: https://xxhash.com
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
@@ -25,14 +26,21 @@ def digest_of(*parts: str | bytes) -> str:
     return running.hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
+def digest_of_file(path: Path, report: Callable[[int], None] = lambda done: None) -> str:
     """Returns the digest of a file's bytes, as hex, reading a few MiB at a time.
+
+    Args:
+        path: the file.
+        report: called with the bytes read so far.
 
     Raises:
         OSError: the file cannot be read.
     """
     running = new_digest()
+    done = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             running.update(chunk)
+            done += len(chunk)
+            report(done)
     return running.hexdigest()

@@ -64,7 +64,7 @@ class SourceEntry(_Part):
     names: tuple[str, ...]
     num_bytes: Natural = Field(description="UTF-8 bytes of text.")
     xxh3_128: str = Field(description="Digest of all text, document by document.")
-    num_skipped: Natural = Field(0, description="Files that were left out: not UTF-8 text.")
+    num_skipped: Natural = Field(0, description="Files or lines that were left out: not text.")
     num_empty: Natural = Field(0, description="Documents that were left out: no text.")
     num_replaced: Natural = Field(0, description="Documents in which invalid characters became U+FFFD.")
 
@@ -95,6 +95,10 @@ class Manifest(_Part):
         return digest_of(self.dtype, str(self.tokenizer.vocab_size), str(self.tokenizer.eos), *entries)
 
 
+class DamagedManifestError(DrumlineError):
+    """The manifest was drumline's and is no more what was written."""
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes the manifest, with its own digest inside."""
     body = manifest.model_dump(mode="json")
@@ -106,7 +110,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads and checks a folder's manifest.
 
     Raises:
-        DrumlineError: there is no such folder, it is not a prepared one, or its manifest is damaged or newer.
+        DrumlineError: there is no such folder, it is not a prepared one, or its manifest is newer.
+        DamagedManifestError: it is not what was written.
     """
     path = folder / NAME
     if not folder.exists():
@@ -127,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         body = json.loads(raw)
     except ValueError as error:
-        raise DrumlineError(f"{path} is damaged (not JSON: {error}): prepare the folder again") from error
+        raise DamagedManifestError(f"{path} is damaged (not JSON: {error}): prepare the folder again") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise DrumlineError(f"{path} is not drumline's (its format is not {FORMAT!r}): is this another tool's folder?")
     if body.get("version") != VERSION:
@@ -136,13 +141,15 @@ def read_manifest(folder: Path) -> Manifest:
             "prepare it again, or update"
         )
     if body.pop("digest", None) != _digest_of_body(body):
-        raise DrumlineError(f"{path} is damaged or was edited (its digest does not match): prepare the folder again")
+        raise DamagedManifestError(
+            f"{path} is damaged or was edited (its digest does not match): prepare the folder again"
+        )
     try:
         return Manifest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise DrumlineError(f"{path} is damaged ({where}: {first['msg']}): prepare the folder again") from error
+        raise DamagedManifestError(f"{path} is damaged ({where}: {first['msg']}): prepare the folder again") from error
 
 
 def _digest_of_body(body: dict) -> str:

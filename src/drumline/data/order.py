@@ -54,6 +54,10 @@ class Permutation:
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64)
 
+    def at(self, place: int) -> int:
+        """Returns the element at one place."""
+        return int(self(np.array([place]))[0])
+
     def _once(self, values: np.ndarray) -> np.ndarray:
         low, high = values & self._low_mask, values >> self._low_bits
         for number in range(0, NUM_ROUNDS, 2):

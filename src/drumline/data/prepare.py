@@ -10,7 +10,7 @@ from drumline.data.corpus import Corpus
 from drumline.data.digest import new_digest
 from drumline.data.folder import building, locked
 from drumline.data.manifest import NAME, FileEntry, Manifest, SourceEntry, TokenizerEntry, write_manifest
-from drumline.data.text import Piece
+from drumline.data.text import Counts, Piece
 from drumline.data.tokenizer import Tokenizer, bpe_size, load_tokenizer, train_bpe
 from drumline.data.writer import SHARD_TOKENS, ShardWriter, dtype_for
 from drumline.recipe.errors import DrumlineError
@@ -32,7 +32,7 @@ class TextSource(Protocol):
 
     names: tuple[str, ...]
     num_bytes: int | None
-    counts: "Counts"
+    counts: Counts
 
     def pieces(self) -> Iterator[Piece]:
         """Yields every document's text, piece by piece."""
@@ -41,15 +41,6 @@ class TextSource(Protocol):
     def sample(self, num_bytes: int) -> Iterator[str]:
         """Yields texts from all over the source, about num_bytes in all."""
         ...
-
-
-@dataclasses.dataclass
-class Counts:
-    """What a source left out or changed."""
-
-    num_skipped: int = 0
-    num_empty: int = 0
-    num_replaced: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +247,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 def _left_out(counts: Counts) -> str:
     said = [
-        (counts.num_skipped, "files were not UTF-8 text"),
+        (counts.num_skipped, "files or lines were not text"),
         (counts.num_empty, "documents were empty"),
     ]
     parts = [f"{number:,} {what}" for number, what in said if number]

@@ -13,8 +13,8 @@ from pathlib import Path
 from drumline.data.corpus import Corpus
 from drumline.data.digest import digest_of
 from drumline.data.folder import locked
-from drumline.data.prepare import Counts, build
-from drumline.data.text import Piece, in_pieces
+from drumline.data.prepare import build
+from drumline.data.text import Counts, Piece, in_pieces
 from drumline.data.tokenizer import bpe_size, load_tokenizer
 from drumline.recipe.errors import DrumlineError
 

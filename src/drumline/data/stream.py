@@ -63,7 +63,7 @@ class Stream:
     """
 
     def __init__(self, corpus: Corpus, chosen_N: np.ndarray | None = None):
-        self._corpus = corpus
+        self.corpus = corpus
         self._vocab_size = corpus.manifest.tokenizer.vocab_size
         self._eos = corpus.manifest.tokenizer.eos
         lengths_N = corpus.lengths
@@ -103,8 +103,8 @@ class Stream:
             self._copy(begin, out)
         if raw.size and raw.max() >= self._vocab_size:
             raise DrumlineError(
-                f"{self._corpus.folder} holds token {raw.max()} but its vocabulary has {self._vocab_size}: "
-                f"`drumline data verify {self._corpus.folder}` names the damaged file"
+                f"{self.corpus.folder} holds token {raw.max()} but its vocabulary has {self._vocab_size}: "
+                f"`drumline data verify {self.corpus.folder}` names the damaged file"
             )
         starts = self._starts(begin_B, width)
         labels_BT = raw[:, 1:].copy()
@@ -125,7 +125,7 @@ class Stream:
             end = int(self._run_begin_R[run + 1]) if run + 1 < len(self._run_begin_R) else self.num_tokens
             count = min(num_left - done, end - begin - done)
             place = int(self._run_place_R[run]) + begin + done - int(self._run_begin_R[run])
-            out[done : done + count] = self._corpus.tokens[self._run_shard_R[run]][place : place + count]
+            out[done : done + count] = self.corpus.tokens[self._run_shard_R[run]][place : place + count]
             done, run = done + count, run + 1
 
     def _starts(self, begin_B: np.ndarray, width: int) -> np.ndarray:

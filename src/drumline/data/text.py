@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 PIECE_CHARS = 1 << 18
+
+Invalid = Literal["auto", "error", "skip", "replace"]
 
 
 @dataclass(frozen=True)
@@ -21,20 +24,39 @@ class Piece:
     num_bytes: int
 
 
-def in_pieces(text: str, num_bytes: int) -> Iterator[Piece]:
-    """Cuts one document's text at line ends into pieces that a tokenizer takes at a time.
+@dataclass
+class Counts:
+    """What a source left out or changed while it was read."""
+
+    num_skipped: int = 0
+    num_empty: int = 0
+    num_replaced: int = 0
+
+
+def in_pieces(text: str, num_bytes: int, *, ends_document: bool = True) -> Iterator[Piece]:
+    """Cuts text at line ends into pieces that a tokenizer takes at a time.
 
     Args:
-        text: the whole document.
+        text: a document, or a part of one.
         num_bytes: bytes of the source that it accounts for.
+        ends_document: the document ends with the text.
 
     Yields:
-        Its pieces; the last one ends the document and carries num_bytes.
+        Its pieces; the last one carries num_bytes.
     """
     begin = 0
     while len(text) - begin > PIECE_CHARS:
         end = text.rfind("\n", begin, begin + PIECE_CHARS) + 1 or begin + PIECE_CHARS
-        end = end if end > begin else begin + PIECE_CHARS
         yield Piece(text[begin:end], False, 0)
         begin = end
-    yield Piece(text[begin:], True, num_bytes)
+    yield Piece(text[begin:], ends_document, num_bytes)
+
+
+def without_surrogates(text: str, counts: Counts) -> str:
+    r"""Returns text that can be encoded: an unpaired surrogate (JSON has "\ud800") becomes U+FFFD and is counted."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        counts.num_replaced += 1
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
