@@ -4,6 +4,7 @@ Rates are FLOP/s of matrix multiplication in a dtype. `fp32` is the rate of true
 allowed. A data sheet that gives only the rate with 2:4 sparsity is halved here.
 """
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,16 +105,16 @@ ACCELERATORS = (
     _accelerator("tpu-v5p", "Google Cloud documentation, TPU v5p", aliases=("v5p",), bf16=459),
 )
 
-# What a driver calls a device holds these words; the first line whose words are all in it decides.
+# What a driver calls a device holds these words.
 _DRIVER_WORDS = (
-    ("gb200", ("gb200",)),
-    ("b200", ("b200",)),
-    ("h200", ("h200",)),
-    ("h100-pcie", ("h100", "pcie")),
-    ("h100-sxm", ("h100", "hbm3")),
-    ("a100", ("a100",)),
-    ("mi300x", ("mi300x",)),
-    ("tpu-v5p", ("tpu", "v5p")),
+    ("gb200", {"gb200"}),
+    ("b200", {"b200"}),
+    ("h200", {"h200"}),
+    ("h100-pcie", {"h100", "pcie"}),
+    ("h100-sxm", {"h100", "hbm3"}),
+    ("a100", {"a100"}),
+    ("mi300x", {"mi300x"}),
+    ("tpu-v5p", {"tpu", "v5p"}),
 )
 
 
@@ -138,7 +139,7 @@ def recognize(device_name: str) -> Accelerator | None:
         The accelerator, or None when the name is not one of the table: a variant with other rates (H100 NVL, a MIG
         slice) must not be taken for its sibling.
     """
-    words = device_name.lower()
-    if "mig" in words or "nvl" in words.split():
+    words = set(re.split(r"[^a-z0-9]+", device_name.lower()))
+    if words & {"mig", "nvl"}:
         return None
-    return next((find(name) for name, needed in _DRIVER_WORDS if all(word in words for word in needed)), None)
+    return next((find(name) for name, needed in _DRIVER_WORDS if words >= needed), None)

@@ -2,3 +2,5 @@
 
 In: seeds, names, logical element indices; tensors. Out: tensors whose bits are a function of those alone.
 """
+
+__all__: list[str] = []

@@ -2,6 +2,8 @@
 
 import difflib
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -46,10 +48,16 @@ def form(tree: Tree) -> tuple[Recipe | None, list[Problem]]:
     Returns:
         The recipe, or None and every fault of form.
     """
+    broken = [
+        Problem("wrong-type", key, value, "must be text, but has bytes that are no Unicode")
+        for key, value in _leaves(tree, "")
+        if isinstance(value, str) and not value.isascii() and re.search("[\ud800-\udfff]", value)
+    ]
     try:
-        return Recipe.model_validate(tree), []
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        return None, convert(error)
+        return None, broken + convert(error)
+    return (None, broken) if broken else (recipe, [])
 
 
 def convert(error: ValidationError) -> list[Problem]:
@@ -59,16 +67,28 @@ def convert(error: ValidationError) -> list[Problem]:
         error: from validating a `Recipe`.
 
     Returns:
-        One problem for each fault, in the order of the sections.
+        One problem for each fault, in the order of the sections; one for each key of a table that is unknown.
     """
-    return [_convert(fault) for fault in error.errors(include_url=False)]
+    problems = []
+    for fault in error.errors(include_url=False):
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            problems += [_unknown_key(leaf, value) for leaf, value in _leaves(fault["input"], key)]
+        else:
+            problems.append(_convert(fault, key))
+    return problems
 
 
-def _convert(fault: Any) -> Problem:
-    key = ".".join(str(part) for part in fault["loc"])
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _convert(fault: Any, key: str) -> Problem:
     kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown_key(key, value)
     if kind == "missing":
         return Problem("missing-key", key, ABSENT, "is missing")
     if kind == "literal_error":

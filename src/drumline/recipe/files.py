@@ -44,7 +44,10 @@ def locate(name: str, folder: Path | None = None) -> Path:
         return _BUILTIN / f"{name}.toml"
     if "\0" in name or not name.strip():
         raise DrumlineError(f"{name!r} is no recipe: give a built-in recipe's name or a file")
-    path = (folder or Path()) / Path(name).expanduser()
+    try:
+        path = (folder or Path()) / Path(name).expanduser()
+    except RuntimeError:  # there is no such user
+        path = (folder or Path()) / name
     try:
         if path.is_dir():
             inside = path / "recipe.json"

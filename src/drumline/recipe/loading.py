@@ -30,9 +30,10 @@ def load(name_or_path: str, overrides: Sequence[str] = (), *, command: str = "dr
     """
     tree, found = read_chain(name_or_path)
     tree, wrong = apply(tree, overrides)
-    found = [problem for problem in found if not any(o.startswith("layout=") for o in overrides)] + wrong
+    typed = {text.split("=", 1)[0].strip() for text in overrides}
+    found = [problem for problem in found if problem.key not in typed] + wrong  # what is replaced does no harm
     recipe, faults = form(tree)
-    found += [_mend_in_file(fault, overrides) for fault in faults]
+    found += [_mend_in_file(fault, typed) for fault in faults]
     if recipe is None or found:
         broken = {problem.key for problem in found if problem.key}
         sound = _without(tree, broken)
@@ -50,9 +51,8 @@ def _without(tree: Tree, broken: set[str]) -> Recipe | None:
     return form(tree)[0]
 
 
-def _mend_in_file(fault: Problem, overrides: Sequence[str]) -> Problem:
+def _mend_in_file(fault: Problem, typed: set[str]) -> Problem:
     """No override takes an unknown key out of a file, so a line to try would not work."""
-    typed = any(override.split("=", 1)[0].strip() == fault.key for override in overrides)
-    if fault.code != UNKNOWN_KEY or typed:
+    if fault.code != UNKNOWN_KEY or fault.key in typed:
         return fault
     return Problem(fault.code, fault.key, fault.value, fault.rule, fault.nearest)

@@ -87,8 +87,8 @@ def drop(tree: Tree, key: str) -> Tree:
     """The tree without a dotted key; without all of a list, when the key is inside of one."""
     name, _, rest = key.partition(".")
     inner: Any = tree.get(name)
-    if rest and isinstance(inner, dict):
-        return {**tree, name: drop(inner, rest)}
+    if rest and isinstance(inner, dict) and (kept := drop(inner, rest)):
+        return {**tree, name: kept}
     return {other: value for other, value in tree.items() if other != name}
 
 

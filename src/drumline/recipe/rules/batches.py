@@ -73,7 +73,7 @@ def batch_is_dealt_evenly(recipe: Recipe, machine: Machine) -> Iterator[Problem]
 def warmup_fits_run(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """The learning rate reaches its peak within the run."""
     warmup, steps = recipe.schedule.warmup_steps, recipe.run.steps
-    if warmup > steps:
+    if warmup > steps > 0:
         rule = f"is more than run.steps = {steps}: the learning rate would never reach its peak"
         nearest = [steps // 10]
         yield problem(recipe, "warmup-steps", "schedule.warmup_steps", rule, nearest)
@@ -82,7 +82,7 @@ def warmup_fits_run(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
 def decay_starts_after_warmup(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """Warm-up-stable-decay: the decay does not start before the warm-up ends."""
     schedule, steps = recipe.schedule, recipe.run.steps
-    if schedule.kind != "wsd" or schedule.warmup_steps > steps:
+    if schedule.kind != "wsd" or schedule.warmup_steps > steps or steps == 0:
         return
     room = (steps - schedule.warmup_steps) / steps
     if schedule.decay_fraction > room:
@@ -122,15 +122,15 @@ def profile_is_a_range(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     if not text:
         return
     match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
-    example = f"{min(3, steps - 1)}:{min(5, steps)}"
+    example = [f"{min(3, steps - 1)}:{min(5, steps)}"] if steps else []  # a run of no steps has none to trace
     if match is None:
         rule = "is no range of steps, START:STOP"
-        yield problem(recipe, "profile-syntax", "run.profile", rule, [example])
+        yield problem(recipe, "profile-syntax", "run.profile", rule, example)
     elif int(match[1]) >= int(match[2]):
-        yield problem(recipe, "profile-order", "run.profile", "ends before it starts", [example])
+        yield problem(recipe, "profile-order", "run.profile", "ends before it starts", example)
     elif int(match[1]) >= steps:
         rule = f"starts after the last step, run.steps = {steps}"
-        yield problem(recipe, "profile-range", "run.profile", rule, [example])
+        yield problem(recipe, "profile-range", "run.profile", rule, example)
 
 
 def names_make_folders(recipe: Recipe, machine: Machine) -> Iterator[Problem]:

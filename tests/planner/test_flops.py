@@ -1,0 +1,58 @@
+"""FLOPs a token; the oracles are torch's own counter on `transformers`' Llama, and the papers' formulas."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drumline.planner import flops_per_token
+from drumline.recipe import load, num_parameters
+from drumline.recipe.sections import Model
+
+SMALL = Model(
+    num_layers=3, dim=48, num_heads=6, num_kv_heads=2, head_dim=10, hidden_dim=80, vocab_size=96, max_seq_len=64
+)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_full_attention_flops_are_what_torch_counts(is_tied):
+    B, T = 2, 32
+    config = LlamaConfig(
+        hidden_size=SMALL.dim,
+        num_hidden_layers=SMALL.num_layers,
+        num_attention_heads=SMALL.num_heads,
+        num_key_value_heads=SMALL.num_kv_heads,
+        head_dim=SMALL.head_dim,
+        intermediate_size=SMALL.hidden_dim,
+        vocab_size=SMALL.vocab_size,
+        tie_word_embeddings=is_tied,
+        attn_implementation="eager",
+    )
+    reference = LlamaForCausalLM(config)
+    hidden_BTD = torch.ones(B, T, SMALL.dim, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        reference(inputs_embeds=hidden_BTD).logits.sum().backward()
+    rotary = 2 * SMALL.head_dim // 2 * T * B  # transformers computes angles by a matmul; no part of the model's work
+    counted = counter.get_total_flops() - rotary
+    ours = flops_per_token(SMALL.model_copy(update={"tie_embeddings": is_tied}), T, is_causal=False)
+    assert ours.total * B * T == pytest.approx(counted, rel=1e-3)
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 16])
+def test_causal_attention_counts_the_keys_that_each_query_sees(T):
+    pairs = sum(query + 1 for query in range(T))
+    per_pair = 3 * 2 * 2 * SMALL.num_layers * SMALL.num_heads * SMALL.head_dim
+    assert flops_per_token(SMALL, T).attention * T == pairs * per_pair
+
+
+def test_linear_flops_are_six_per_weight_without_the_lookup():
+    model = load("llama3-8b").model
+    norms = model.dim * (2 * model.num_layers + 1)
+    weights = num_parameters(model) - model.vocab_size * model.dim - norms
+    assert flops_per_token(model, 8192).linear == 6 * weights
+
+
+def test_full_attention_is_palms_formula():
+    model, T = load("llama3-70b").model, 8192
+    palm = 12 * model.num_layers * model.num_heads * model.head_dim * T
+    assert flops_per_token(model, T, is_causal=False).attention == palm

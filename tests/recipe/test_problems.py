@@ -1,0 +1,235 @@
+"""Every rule: it is silent on a sound recipe, it finds what it is for, and the values it offers work."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumline.cluster import accelerator_names
+from drumline.recipe import Recipe, RecipeError, builtin_names, check, load, problems
+from drumline.recipe.rules import RULES
+
+SCALING = "{factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0}"
+
+
+def debug(*overrides):
+    return load("llama3-debug", overrides)
+
+
+def found_by(recipe, code, **machine):
+    return [problem for problem in problems(recipe, **machine) if problem.code == code]
+
+
+# (code, key, overrides, machine, the values that are offered)
+CASES = [
+    ("model-head-dim-even", "model.head_dim", ["model.head_dim=15"], {}, (14, 16)),
+    ("model-kv-heads", "model.num_kv_heads", ["model.num_kv_heads=5"], {}, (4, 8)),
+    ("model-kv-heads", "model.num_kv_heads", ["model.num_kv_heads=32"], {}, (16,)),
+    ("model-qk-norm", "model.qk_norm", ["model.qk_norm=true"], {}, (False,)),
+    ("model-qk-norm", "model.qk_norm", ["model.family=qwen3"], {}, (True,)),
+    (
+        "model-rope-scaling-family",
+        "model.rope_scaling",
+        ["model.family=qwen3", "model.rope_scaling.factor=8"],
+        {},
+        ("none",),
+    ),
+    (
+        "model-rope-scaling-order",
+        "model.rope_scaling.low_freq_factor",
+        [f"model.rope_scaling={SCALING}"],
+        {},
+        (1.0,),
+    ),
+    ("sources-empty", "data.sources", ["data.sources=[]"], {}, ()),
+    ("source-path", "data.sources.0.path", ["data.sources.0.path="], {}, ("stdlib",)),
+    ("tokenizer-syntax", "data.tokenizer", ["data.tokenizer=gpt2"], {}, ("bpe:2048", "bytes")),
+    ("tokenizer-syntax", "data.tokenizer", ["data.tokenizer=bpe:"], {}, ("bpe:2048", "bytes")),
+    ("tokenizer-vocab", "data.tokenizer", ["data.tokenizer=bpe:4096"], {}, ("bpe:2048",)),
+    ("tokenizer-vocab", "data.tokenizer", ["data.tokenizer=bytes", "model.vocab_size=128"], {}, ()),
+    ("tokenizer-size", "data.tokenizer", ["data.tokenizer=bpe:100"], {}, ("bpe:257",)),
+    ("seq-len-max", "data.seq_len", ["data.seq_len=4096"], {}, (2048,)),
+    ("batch-divisible", "data.global_batch", ["layout=dp3"], {}, (6, 12)),
+    ("batch-divisible", "data.global_batch", ["data.micro_batch=16"], {}, (16,)),
+    ("batch-divisible", "data.global_batch", ["layout=dp2.fsdp2", "data.global_batch=10"], {}, (8, 16)),
+    ("warmup-steps", "schedule.warmup_steps", ["run.steps=10", "schedule.warmup_steps=11"], {}, (1,)),
+    (
+        "decay-overlap",
+        "schedule.decay_fraction",
+        ["run.steps=30", "schedule.warmup_steps=20", "schedule.decay_fraction=0.5"],
+        {},
+        (0.333,),
+    ),
+    ("validation-all", "data.validation_fraction", ["data.validation_fraction=1"], {}, (0.01,)),
+    ("validation-none", "data.validation_fraction", ["data.validation_fraction=0"], {}, (0.01,)),
+    (
+        "validation-batches",
+        "run.validate_every",
+        ["run.validate_every=10", "run.validation_batches=0"],
+        {},
+        (0,),
+    ),
+    (
+        "every-n-layers",
+        "memory.every_n",
+        ["memory.activation_checkpointing=every_n", "memory.every_n=7"],
+        {},
+        (6,),
+    ),
+    ("profile-syntax", "run.profile", ["run.profile=3"], {}, ("3:5",)),
+    ("profile-syntax", "run.profile", ["run.profile=3-5"], {}, ("3:5",)),
+    ("profile-order", "run.profile", ["run.profile=5:3"], {}, ("3:5",)),
+    ("profile-order", "run.profile", ["run.profile=5:5"], {}, ("3:5",)),
+    ("profile-range", "run.profile", ["run.profile=900:905"], {}, ("3:5",)),
+    ("name-folder", "run.name", ["run.name=a/b"], {}, ("a-b",)),
+    ("name-folder", "name", ["name=.."], {}, ()),
+    ("path-nul", "run.dir", ['run.dir="a\\u0000b"'], {}, ()),
+    ("layout-tp-heads", "layout.tp", ["layout.tp=3"], {}, (2, 4)),
+    ("layout-tp-kv-heads", "layout.tp", ["layout.tp=8", "model.num_kv_heads=4"], {}, (4,)),
+    ("layout-tp-hidden", "layout.tp", ["layout.tp=16", "model.hidden_dim=760"], {}, (8,)),
+    ("layout-tp-vocab", "layout.tp", ["layout.tp=3"], {}, (2, 4)),
+    ("layout-cp-seq", "layout.cp", ["layout.cp=3"], {}, (2, 4)),
+    ("layout-cp-seq", "layout.cp", ["layout.cp=512"], {}, (256,)),
+    ("layout-pp-layers", "layout.pp", ["layout.pp=7"], {}, (6,)),
+    ("layout-ep-dense", "layout.ep", ["layout.ep=2"], {}, (1,)),
+    ("layout-world", "layout", ["layout=dp2"], {"world_size": 4}, ("dp4", "dp2.fsdp2", "fsdp4")),
+    ("layout-world", "layout", ["layout=fsdp4"], {"world_size": 2}, ("fsdp2", "dp2")),
+    ("layout-world", "layout", ["layout=dp2.fsdp2"], {"world_size": 1}, ("dp1",)),
+    ("not-yet", "layout.tp", ["layout.tp=2"], {}, (1,)),
+    ("not-yet", "layout.cp", ["layout.cp=2"], {}, (1,)),
+    ("not-yet", "layout.pp", ["layout.pp=2"], {}, (1,)),
+    ("not-yet", "layout.ep", ["layout.ep=2"], {}, (1,)),
+    ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
+    ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
+    (
+        "precision-device",
+        "precision.compute",
+        ["precision.compute=bf16"],
+        {"device": "cuda", "has_bf16": False},
+        ("fp32",),
+    ),
+    ("attention-device", "model.attention", ["model.attention=flex"], {"device": "cpu"}, ("auto", "sdpa")),
+    ("attention-device", "model.attention", ["model.attention=kernel", "run.device=cuda"], {}, ("auto", "sdpa")),
+    ("peak-value", "metrics.peak", ["metrics.peak=0"], {}, ("measure",)),
+    ("peak-value", "metrics.peak", ["metrics.peak=-3"], {}, ("measure",)),
+    ("peak-value", "metrics.peak", ["metrics.peak=nan"], {}, ("measure",)),
+    ("peak-name", "metrics.peak", ["metrics.peak=h300"], {"accelerators": ("h100", "h200", "a100")}, None),
+]
+
+
+def test_a_default_recipe_has_no_problem():
+    assert problems(Recipe()) == []
+
+
+@pytest.mark.parametrize(("code", "key", "overrides", "machine", "nearest"), CASES)
+def test_a_rule_finds_its_problem_and_names_the_nearest_values(code, key, overrides, machine, nearest):
+    found = [problem for problem in found_by(debug(*overrides), code, **machine) if problem.key == key]
+    assert len(found) == 1
+    assert nearest is None or found[0].nearest == nearest
+
+
+@pytest.mark.parametrize(("code", "key", "overrides", "machine", "nearest"), CASES)
+def test_every_value_that_is_offered_silences_the_rule(code, key, overrides, machine, nearest):
+    (found,) = [problem for problem in found_by(debug(*overrides), code, **machine) if problem.key == key]
+    for value in found.nearest:
+        mended = debug(*overrides, f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+        assert not [problem for problem in found_by(mended, code, **machine) if problem.key == key]
+
+
+def test_every_rule_has_a_case():
+    silent = set(RULES)
+    for _, _, overrides, machine, _ in CASES:
+        from drumline.recipe.rules import Machine
+
+        silent -= {rule for rule in RULES if list(rule(debug(*overrides), Machine(**machine)))}
+    assert not silent
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_a_built_in_recipe_runs_today_or_says_only_what_is_not_yet(name):
+    assert {problem.code for problem in problems(load(name), accelerators=accelerator_names())} <= {"not-yet"}
+
+
+def test_only_the_405b_waits_for_tensor_and_pipeline_parallelism():
+    assert [name for name in builtin_names() if problems(load(name))] == ["llama3-405b"]
+
+
+def test_not_yet_says_what_runs_today():
+    (problem,) = found_by(debug("layout.tp=2"), "not-yet")
+    assert "tensor parallelism cannot run yet" in str(problem)
+    assert "layout.dp and layout.fsdp" in str(problem)
+
+
+def test_all_problems_come_at_once():
+    recipe = debug("layout=dp3.tp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x")
+    codes = {problem.code for problem in problems(recipe, world_size=8)}
+    assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "warmup-steps", "profile-syntax", "not-yet"}
+
+
+def test_check_ends_with_a_command_that_works():
+    words = ("drumline", "train", "llama3-debug", "layout=dp3.tp6", "model.num_kv_heads=5", "run.steps=3")
+    with pytest.raises(RecipeError) as raised:
+        check(load("llama3-debug", words[3:]), world_size=4, command=words)
+    mended = raised.value.mended
+    assert mended[:3] == words[:3]
+    assert problems(load("llama3-debug", mended[3:]), world_size=4) == []
+    assert str(raised.value).endswith(" ".join(mended))
+
+
+def test_a_message_has_the_key_the_value_the_rule_and_the_remedy():
+    (problem,) = found_by(debug("layout.tp=6", "model.num_kv_heads=8", "model.num_heads=24"), "layout-tp-kv-heads")
+    assert str(problem) == (
+        "layout.tp = 6 does not divide model.num_kv_heads = 8   [layout-tp-kv-heads]\n"
+        "  nearest that work: 4, 8      try: layout.tp=4"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dp=st.integers(1, 40),
+    fsdp=st.integers(1, 40),
+    micro=st.integers(1, 9),
+    batch=st.integers(1, 5000),
+    world=st.integers(1, 64),
+)
+def test_mending_any_batch_and_world_leaves_no_problem(dp, fsdp, micro, batch, world):
+    words = [f"layout=dp{dp}.fsdp{fsdp}", f"data.micro_batch={micro}", f"data.global_batch={batch}"]
+    recipe = debug(*words)
+    if problems(recipe, world_size=world):
+        with pytest.raises(RecipeError) as raised:
+            check(recipe, world_size=world, command=("drumline", "train", "llama3-debug", *words))
+        assert problems(debug(*raised.value.mended[3:]), world_size=world) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=st.fixed_dictionaries({axis: st.integers(1, 70) for axis in ("pp", "dp", "fsdp", "cp", "tp", "ep")}),
+    heads=st.integers(1, 130),
+    kv_heads=st.integers(1, 130),
+    seq_len=st.integers(1, 3000),
+)
+def test_no_rule_raises_and_no_value_is_offered_that_is_refused(layout, heads, kv_heads, seq_len):
+    recipe = Recipe.model_validate(
+        {"layout": layout, "model": {"num_heads": heads, "num_kv_heads": kv_heads}, "data": {"seq_len": seq_len}}
+    )
+    for problem in itertools.islice(problems(recipe), 20):
+        for value in problem.nearest:
+            section, _, leaf = problem.key.partition(".")
+            tree = recipe.model_dump()
+            tree[section][leaf] = value
+            mended = Recipe.model_validate(tree)
+            assert not [other for other in found_by(mended, problem.code) if other.key == problem.key]
+
+
+def test_a_run_of_no_steps_is_judged_too():
+    assert problems(debug("run.steps=0")) == []
+    assert [p.code for p in problems(debug("run.steps=0", "schedule.warmup_steps=0", "run.profile=0:1"))] == [
+        "profile-range"
+    ]
+
+
+def test_huge_numbers_are_judged_at_once():
+    huge = 2**63 - 1
+    recipe = debug(f"data.global_batch={huge}", f"data.micro_batch={huge - 24}", f"model.num_heads={huge}")
+    assert {problem.code for problem in problems(recipe, world_size=2**31 - 1)} >= {"batch-divisible", "layout-world"}

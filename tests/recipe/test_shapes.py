@@ -1,0 +1,79 @@
+"""Shapes and counts of parameters; the oracles are the published counts and `transformers` on the meta device."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from drumline.recipe import builtin_names, load, num_parameters, parameter_shapes
+from drumline.recipe.sections import Model
+
+PUBLISHED = {
+    "llama3-1b": 1_235_814_400,
+    "llama3-3b": 3_212_749_824,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+}
+
+# logical name -> name in transformers
+TRANSFORMERS = {
+    "embedding.": "model.embed_tokens.",
+    "layers.": "model.layers.",
+    ".attention_norm.": ".input_layernorm.",
+    ".attention.": ".self_attn.",
+    ".mlp_norm.": ".post_attention_layernorm.",
+    "norm.weight": "model.norm.weight",
+    "output.": "lm_head.",
+}
+
+
+def transformers_name(name: str) -> str:
+    if name == "norm.weight":
+        return TRANSFORMERS[name]
+    for ours, theirs in TRANSFORMERS.items():
+        if ours != "norm.weight":
+            name = name.replace(ours, theirs)
+    return name
+
+
+def reference_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    kind = Qwen3Config if model.family == "qwen3" else LlamaConfig
+    config = kind(
+        hidden_size=model.dim,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate_size=model.hidden_dim,
+        vocab_size=model.vocab_size,
+        tie_word_embeddings=model.tie_embeddings,
+    )
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in reference.named_parameters()}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_a_built_in_model_has_the_published_number_of_parameters(name, count):
+    assert num_parameters(load(name).model) == count
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_shapes_are_those_of_transformers(name):
+    model = load(name).model
+    shapes = {transformers_name(key): shape for key, shape in parameter_shapes(model).items()}
+    assert shapes == reference_shapes(model)
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_the_count_is_the_sum_of_the_shapes(name):
+    model = load(name).model
+    assert num_parameters(model) == sum(math.prod(shape) for shape in parameter_shapes(model).values())
