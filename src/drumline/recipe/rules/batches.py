@@ -70,30 +70,6 @@ def batch_is_dealt_evenly(recipe: Recipe, machine: Machine) -> Iterator[Problem]
         yield problem(recipe, "batch-divisible", "data.global_batch", rule, nearest)
 
 
-def warmup_fits_run(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """The learning rate reaches its peak within the run."""
-    warmup, steps = recipe.schedule.warmup_steps, recipe.run.steps
-    if warmup > steps > 0:
-        rule = f"is more than run.steps = {steps}: the learning rate would never reach its peak"
-        nearest = [steps // 10]
-        yield problem(recipe, "warmup-steps", "schedule.warmup_steps", rule, nearest)
-
-
-def decay_starts_after_warmup(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """Warm-up-stable-decay: the decay does not start before the warm-up ends."""
-    schedule, steps = recipe.schedule, recipe.run.steps
-    if schedule.kind != "wsd" or schedule.warmup_steps > steps or steps == 0:
-        return
-    room = (steps - schedule.warmup_steps) / steps
-    if schedule.decay_fraction > room:
-        rule = (
-            f"lets the decay start before schedule.warmup_steps = {schedule.warmup_steps} "
-            f"of run.steps = {steps} are over"
-        )
-        nearest = int(room * 1000) / 1000  # rounded down, so that it works
-        yield problem(recipe, "decay-overlap", "schedule.decay_fraction", rule, [nearest])
-
-
 def validation_has_data(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """Documents are kept for validation when it is asked for, and some are left for training."""
     data, run = recipe.data, recipe.run
@@ -152,8 +128,6 @@ BATCH_RULES = (
     tokenizer_fits_vocabulary,
     sequence_fits_model,
     batch_is_dealt_evenly,
-    warmup_fits_run,
-    decay_starts_after_warmup,
     validation_has_data,
     every_n_is_within_model,
     profile_is_a_range,
