@@ -98,17 +98,26 @@ class Shards:
             DamagedCommitError: it cannot be read, or its checksum does not hold.
         """
         try:
-            read_range(self._open(slab.piece.file), into, slab.start)
+            self.read_unverified(slab.piece.file, into, slab.start)
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}"
-            raise self._damage(slab, reason) from error
+            damage = Damage(slab.piece.file, reason, slab.name, slab.piece.rank)
+            raise DamagedCommitError(self._path, [damage]) from error
         if checksum_of(into) != slab.checksum:
-            end = slab.start + slab.slab.num_bytes
-            reason = f"bytes {slab.start:,} to {end:,} were changed (checksum)"
-            raise self._damage(slab, reason)
+            raise DamagedCommitError(self._path, [damage_of(slab)])
 
-    def _damage(self, slab: StoredSlab, reason: str) -> DamagedCommitError:
-        return DamagedCommitError(self._path, [Damage(slab.piece.file, reason, slab.name, slab.piece.rank)])
+    def read_unverified(self, file: str, into: memoryview, start: int) -> None:
+        """Reads a range of a shard as it is.
+
+        Args:
+            file: name of the shard.
+            into: where the bytes go.
+            start: the first byte in the file.
+
+        Raises:
+            OSError: it cannot be read, or ends too early.
+        """
+        read_range(self._open(file), into, start)
 
     def _open(self, file: str) -> int:
         with self._lock:
@@ -117,6 +126,13 @@ class Shards:
                 self._stack.callback(os.close, fd)
                 self._files[file] = fd
             return self._files[file]
+
+
+def damage_of(slab: StoredSlab) -> Damage:
+    """What is said of a slab whose checksum does not hold."""
+    end = slab.start + slab.slab.num_bytes
+    reason = f"bytes {slab.start:,} to {end:,} were changed (checksum)"
+    return Damage(slab.piece.file, reason, slab.name, slab.piece.rank)
 
 
 def read_into(path: Path, index: Index, pieces: Sequence[Piece], *, prefix: str = "", exact: bool = False) -> int:

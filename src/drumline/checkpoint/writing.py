@@ -87,9 +87,7 @@ def carry_out(save: Save, snapshot: Snapshot) -> None:
     shard = save.unfinished / shard_name(save.rank, save.world_size)
     doing = f"rank {save.rank} wrote {shard.name}"
     try:
-        save.filesystem.make_folder(save.unfinished)
-        part = _write_shard(save, snapshot, shard)
-        rendezvous.leave_part(save.filesystem, save.unfinished, part)
+        write_share(save, snapshot)
         deadline = time.monotonic() + save.timeout_s
         if save.rank != 0:
             rendezvous.await_commit(save.unfinished, save.target, save.save, deadline)
@@ -106,6 +104,21 @@ def carry_out(save: Save, snapshot: Snapshot) -> None:
     except Exception as error:  # a fault of drumline itself: the other ranks must still hear of it
         _give_up(save, shard, f"rank {save.rank} failed: {error!r}")
         raise
+
+
+def write_share(save: Save, snapshot: Snapshot) -> None:
+    """Writes this rank's share and says so; it waits for nobody.
+
+    Args:
+        save: what to write where.
+        snapshot: this rank's share.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    save.filesystem.make_folder(save.unfinished)
+    shard = save.unfinished / shard_name(save.rank, save.world_size)
+    rendezvous.leave_part(save.filesystem, save.unfinished, _write_shard(save, snapshot, shard))
 
 
 def _write_shard(save: Save, snapshot: Snapshot, shard: Path) -> Part:
