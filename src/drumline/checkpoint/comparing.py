@@ -11,7 +11,6 @@ from drumline.checkpoint.index import StoredTensor
 from drumline.checkpoint.reading import Shards, StoredSlab, stored_slabs
 from drumline.storage import bytes_of, dtype_of
 
-
 _MOST_KEPT = 16
 
 

@@ -19,6 +19,8 @@ from drumline.checkpoint.errors import CommitError
 from drumline.checkpoint.index import MARKER, step_name, step_of, unfinished_of
 from drumline.storage import Filesystem
 
+COMMITS = "checkpoints"
+
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +64,10 @@ class Folder:
     def found(self) -> list[Found]:
         """All that bears a commit's name, newest step last; each is opened, no tensor is read."""
         return [_look(path, step) for step, path in self._steps()]
+
+    def steps(self) -> list[int]:
+        """The steps of all that bears a commit's name, whole or not, ascending."""
+        return [step for step, _ in self._steps()]
 
     def newest(self, warn: Callable[[str], None]) -> Commit | None:
         """The commit of the highest step that is whole.
@@ -137,8 +143,11 @@ class Folder:
         except OSError as error:
             _log.warning("old commits in %s could not be pruned: %s", self.path, error)
 
-    def clean(self) -> list[Path]:
-        """Removes what killed saves left behind. Only while no save is under way, and before the first one.
+    def clean(self, session: str | None = None) -> list[Path]:
+        """Removes what killed saves left behind. Only while no other session saves.
+
+        Args:
+            session: the saves of this one are let be: another rank of it may have begun.
 
         Returns:
             The folders that were removed, or given their name back.
@@ -149,7 +158,7 @@ class Folder:
         cleaned = []
         for path in sorted(self.path.iterdir()) if self.path.is_dir() else []:
             kind_and_step = unfinished_of(path.name)
-            if kind_and_step is None:
+            if kind_and_step is None or (session and f"-{session}-" in path.name):
                 continue
             kind, step = kind_and_step
             if kind == "old" and not self.commit(step).exists():
@@ -195,6 +204,26 @@ def newest_commit(directory: Path, warn: Callable[[str], None] = _log.warning) -
     """
     commit = Folder(directory).newest(warn)
     return commit.path if commit else None
+
+
+def commits_directory(path: Path) -> Path:
+    """Where the commits of a run lie: `RUN/checkpoints`, or the path itself where that is it.
+
+    Args:
+        path: a run directory, or a folder of commits.
+
+    Returns:
+        The folder of commits.
+
+    Raises:
+        CommitError: there is neither.
+    """
+    if (path / COMMITS).is_dir():
+        return path / COMMITS
+    if path.is_dir() and (path.name == COMMITS or Folder(path).steps()):
+        return path
+    what = "does not exist" if not path.exists() else f"has no folder {COMMITS} and no commit in it"
+    raise CommitError(f"{path} {what}; give a run directory, or a commit such as RUN/{COMMITS}/step-00000100")
 
 
 def _look(path: Path, step: int) -> Found:

@@ -68,7 +68,6 @@ def import_weights(
         keep=1,
         documents=documents,
         timeout_s=_TIMEOUT_S,
-        direct=True,
     )
     snapshots = Snapshots(rank=0)
     try:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from drumline.checkpoint.errors import SaveError
 from drumline.checkpoint.folder import Folder
-from drumline.checkpoint.index import ENVIRONMENT, RECIPE, STATE
+from drumline.checkpoint.index import CHUNK_BYTES, ENVIRONMENT, RECIPE, STATE
 from drumline.checkpoint.piece import Piece
 from drumline.checkpoint.rendezvous import await_errors
 from drumline.checkpoint.snapshot import Snapshot, Snapshots
@@ -48,6 +48,7 @@ class CommitHandle:
         self.stall_s = 0.0
         self.duration_s = 0.0
         self.num_bytes = num_bytes
+        self._thread = threading.Thread()
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._was_raised = False
@@ -75,10 +76,15 @@ class CommitHandle:
         """
         if not self._done.wait(timeout_s):
             raise SaveError(f"step {self.step} is still being written after {timeout_s:g} s")
+        self._join()
         if self._error is not None:
             self._was_raised = True
             raise self._error
         return self.path
+
+    def _join(self) -> None:
+        # Only a moment: it is done. A daemon that is still unwinding when the interpreter ends can abort the process.
+        self._thread.join()
 
     def _finish(self, error: BaseException | None) -> None:
         self._error = error
@@ -104,6 +110,7 @@ class Saver:
         session: names this start of the run; the same on all ranks and never used before.
         filesystem: what writes.
         direct: write around the page cache where the filesystem allows it.
+        chunk_bytes: largest part of a tensor that has a checksum of its own.
 
     Raises:
         SaveError: the folder cannot be made or cleaned.
@@ -123,6 +130,7 @@ class Saver:
         session: str | None = None,
         filesystem: Filesystem | None = None,
         direct: bool = True,
+        chunk_bytes: int = CHUNK_BYTES,
     ):
         self._folder = Folder(Path(directory), filesystem)
         self._rank = rank
@@ -135,12 +143,13 @@ class Saver:
         }
         self._timeout_s = timeout_s
         self._direct = direct
+        self._chunk_bytes = chunk_bytes
         self._snapshots = Snapshots(rank)
         self._num_saves = 0
         self._last: CommitHandle | None = None
         self._failed: list[Path] = []
         self._is_closed = False
-        problem = self._open() if rank == 0 else None
+        problem = self._open(session) if rank == 0 else None
         # The others learn the session only after rank 0 has cleaned, so none of them can write into what is being
         # removed.
         self._session, problem = _agree(rank, world_size, session, problem)
@@ -178,22 +187,27 @@ class Saver:
             raise DrumlineError("the saver is closed")
         began = time.perf_counter()
         self.wait()
-        self._num_saves += 1
         save = Save(
             folder=self._folder,
             step=step,
-            save=f"{self._session}-{self._num_saves:04d}",
+            save=f"{self._session}-{self._num_saves + 1:04d}",
             rank=self._rank,
             world_size=self._world_size,
             keep=self._keep,
             documents={STATE: _to_json(state, "the state"), **self._documents},
             timeout_s=self._timeout_s,
             direct=self._direct,
+            chunk_bytes=self._chunk_bytes,
         )
         snapshot = self._snapshots.take(pieces)
+        self._num_saves += 1
         handle = self._last = CommitHandle(save.target, step, _logical_bytes(pieces))
         # A daemon: when the run dies of something else, a save that waits for a dead rank must not keep the process.
-        threading.Thread(target=self._write, args=(save, snapshot, handle), name=f"save-{step}", daemon=True).start()
+        handle._thread = threading.Thread(
+            target=self._write, args=(save, snapshot, handle), name=f"save-{step}", daemon=True
+        )
+        del snapshot
+        handle._thread.start()
         if not self._asynchronous:
             handle.wait()
         handle.stall_s = time.perf_counter() - began
@@ -207,6 +221,7 @@ class Saver:
         """
         if self._last is not None:
             self._last._done.wait()
+            self._last._join()
             if self._last.error is not None and not self._last._was_raised:
                 self._last.wait()
 
@@ -223,6 +238,7 @@ class Saver:
         if self._last is not None:
             if not self._last._done.wait(timeout_s):
                 raise SaveError(f"step {self._last.step} was still being written after {timeout_s:g} s and is given up")
+            self._last._join()
             self._snapshots.release()
             if self._rank == 0 and self._failed:
                 await_errors(self._failed[-1], self._world_size, _FAREWELL_S)
@@ -250,14 +266,15 @@ class Saver:
         except BaseException as raised:
             error = raised
             self._failed.append(save.unfinished)
-            _log.error("%s", raised)
+            if self._asynchronous and save.rank == 0:  # now, not only when somebody asks
+                _log.error("%s", raised)
         handle.duration_s = time.perf_counter() - began
         handle._finish(error)
 
-    def _open(self) -> str | None:
+    def _open(self, session: str | None) -> str | None:
         try:
             self._folder.filesystem.make_folder(self._folder.path)
-            for path in self._folder.clean():
+            for path in self._folder.clean(session):
                 _log.warning("removed %s, which an interrupted save left behind", path)
         except OSError as error:
             return f"commits cannot be kept in {self._folder.path}: {error.strerror or error}"

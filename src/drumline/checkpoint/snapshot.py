@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from drumline.checkpoint.boxes import slabs
-from drumline.checkpoint.index import CHUNK_BYTES, StoredPiece, StoredTensor
+from drumline.checkpoint.index import StoredPiece, StoredTensor
 from drumline.checkpoint.piece import Piece, share
 from drumline.recipe.errors import DrumlineError
 from drumline.storage import Arena, Stored, checksum_of, dtype_of, name_of, place
@@ -144,7 +144,7 @@ def plan(pieces: Sequence[Piece], rank: int) -> tuple[Plan, list[int]]:
     return Plan(tuple(entries), num_bytes), [positions[id(by_key[stored.key])] for stored in placed]
 
 
-def describe(snapshot: Snapshot, shard: str, rank: int, data_start: int) -> dict[str, StoredTensor]:
+def describe(snapshot: Snapshot, shard: str, rank: int, data_start: int, chunk_bytes: int) -> dict[str, StoredTensor]:
     """The index entries of a snapshot, with checksums.
 
     Args:
@@ -152,6 +152,7 @@ def describe(snapshot: Snapshot, shard: str, rank: int, data_start: int) -> dict
         shard: name of the file they go to.
         rank: who writes it.
         data_start: first byte of the data section in the file.
+        chunk_bytes: largest part of a tensor that has a checksum of its own.
 
     Returns:
         By logical name.
@@ -160,7 +161,7 @@ def describe(snapshot: Snapshot, shard: str, rank: int, data_start: int) -> dict
     for entry in snapshot.plan.entries:
         stored = entry.stored
         data = snapshot.memory[stored.start : stored.end]
-        cut = slabs(stored.shape, dtype_of(stored.dtype).itemsize, CHUNK_BYTES)
+        cut = slabs(stored.shape, dtype_of(stored.dtype).itemsize, chunk_bytes)
         piece = StoredPiece(
             file=shard,
             rank=rank,

@@ -46,6 +46,7 @@ class Save:
         documents: content of the JSON files, by name (rank 0's count).
         timeout_s: longest wait for other ranks, seconds.
         direct: write around the page cache where possible.
+        chunk_bytes: largest part of a tensor that has a checksum of its own.
     """
 
     folder: Folder
@@ -56,7 +57,8 @@ class Save:
     keep: int
     documents: dict[str, bytes]
     timeout_s: float
-    direct: bool
+    direct: bool = True
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def filesystem(self) -> Filesystem:
@@ -133,7 +135,7 @@ def _write_shard(save: Save, snapshot: Snapshot, shard: Path) -> Part:
         direct=save.direct,
         meanwhile=lambda: (
             digest_of([head, snapshot.memory]),
-            describe(snapshot, shard.name, save.rank, len(head)),
+            describe(snapshot, shard.name, save.rank, len(head), save.chunk_bytes),
         ),
     )
     entry = FileEntry(num_bytes=len(head) + len(snapshot.memory), xxh3_128=digest)
@@ -142,7 +144,7 @@ def _write_shard(save: Save, snapshot: Snapshot, shard: Path) -> Part:
 
 def _commit(save: Save, parts: list[Part]) -> None:
     filesystem, folder = save.filesystem, save.unfinished
-    documents = {INDEX: to_bytes(index_of(parts)), **save.documents}
+    documents = {INDEX: to_bytes(index_of(parts, save.chunk_bytes)), **save.documents}
     files = {part.shard: part.entry for part in parts if part.shard and part.entry}
     for name, data in documents.items():
         write_bytes(filesystem, folder / name, data)
@@ -160,11 +162,12 @@ def _commit(save: Save, parts: list[Part]) -> None:
     save.folder.prune(save.keep, save.step, save.save)
 
 
-def index_of(parts: list[Part]) -> Index:
+def index_of(parts: list[Part], chunk_bytes: int) -> Index:
     """Joins what the ranks wrote.
 
     Args:
         parts: one of each rank.
+        chunk_bytes: largest part of a tensor that has a checksum of its own.
 
     Returns:
         The index.
@@ -193,7 +196,7 @@ def index_of(parts: list[Part]) -> Index:
             ranks = sorted({tensor.pieces[position].rank for position in blamed})
             holders = f" (ranks {ranks}; if each holds the same part, Piece.replicas must name them)" if blamed else ""
             raise SaveError(f"the pieces of {name} do not make up {list(tensor.shape)}: {reason}{holders}")
-    return Index(chunk_bytes=CHUNK_BYTES, world_size=len(parts), tensors=dict(sorted(tensors.items())))
+    return Index(chunk_bytes=chunk_bytes, world_size=len(parts), tensors=dict(sorted(tensors.items())))
 
 
 def _entry(data: bytes) -> FileEntry:
