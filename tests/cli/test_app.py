@@ -1,5 +1,6 @@
 """The entry point: exit codes, help without loading commands, and messages."""
 
+import importlib.util
 import subprocess
 import sys
 import types
@@ -93,6 +94,17 @@ def test_help_lists_every_command_without_loading_one(capsys):
     for name, entry in app.COMMANDS.items():
         assert f"  {name} " in text
         assert entry.help.split()[0] in text
+
+
+def is_there(name):
+    module = app.COMMANDS[name].target.split(":")[0]
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in app.COMMANDS if is_there(name)])
+def test_a_commands_own_help_starts_with_its_line_in_the_table(name, capsys):
+    assert app.main([name, "--help"]) == 0
+    assert app.COMMANDS[name].help in " ".join(capsys.readouterr().out.split())
 
 
 def test_version(capsys):

@@ -237,8 +237,9 @@ def test_what_is_no_override_says_what_one_is(text):
     assert repr(text) in problem.rule
 
 
-def test_a_gap_in_a_list_names_the_next_element():
-    problem = faults("llama3-debug", "data.sources.3.path=x")["data.sources.3.path"]
+@pytest.mark.parametrize("index", ["3", "99999999999999999999", "9" * 5000])
+def test_a_gap_in_a_list_names_the_next_element(index):
+    problem = faults("llama3-debug", f"data.sources.{index}.path=x")[f"data.sources.{index}.path"]
     assert problem.rule == "names no element: data.sources has 1, so the next is data.sources.1"
 
 
@@ -265,6 +266,27 @@ def test_an_unknown_key_gets_did_you_mean(key, meant):
     assert key.startswith(problem.key)
     if meant:
         assert meant in problem.nearest or meant.startswith(f"{problem.nearest[0]}.")
+
+
+def test_an_unknown_key_of_a_source_means_one_of_a_source(write):
+    assert faults(write("a.toml", "[[data.sources]]\npaht = 'x'"))["data.sources.0.paht"].nearest == (
+        "data.sources.0.path",
+    )
+
+
+def test_keys_that_need_quotes_are_shown_in_quotes(write):
+    found = faults(write("a.toml", '"" = 1\n"a.b" = 2\n[run]\n"steps " = 3'))
+    assert set(found) == {'""', '"a.b"', 'run."steps "'}
+
+
+def test_extends_is_no_override():
+    assert faults("llama3-debug", "extends=llama3-8b")["extends"].code == "extends-override"
+
+
+def test_every_key_of_an_unknown_table_is_named(write):
+    found = faults(write("a.toml", "[training]\nsteps = 3\nlr = 1.0"))
+    assert found["training.steps"].nearest == ("run.steps",)
+    assert found["training.lr"].nearest == ("optimizer.lr",)
 
 
 def test_an_unknown_key_in_a_file_offers_no_override_since_none_would_help(write):
@@ -317,6 +339,7 @@ def test_a_value_of_the_wrong_form_names_the_right_one(override, code, rule, nea
     ("text", "nearest"),
     [
         ("dp2xfsdp4", ("dp2.fsdp4",)),
+        ("dp99999999999", ()),
         ("dp=2", ("dp2",)),
         ("DP2", ("dp2",)),
         ("dp0", ()),

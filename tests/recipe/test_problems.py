@@ -76,6 +76,7 @@ CASES = [
     ("profile-range", "run.profile", ["run.profile=900:905"], {}, ("3:5",)),
     ("name-folder", "run.name", ["run.name=a/b"], {}, ("a-b",)),
     ("name-folder", "name", ["name=.."], {}, ()),
+    ("name-empty", "name", ["name="], {}, ("custom",)),
     ("path-nul", "run.dir", ['run.dir="a\\u0000b"'], {}, ()),
     ("layout-tp-heads", "layout.tp", ["layout.tp=3"], {}, (2, 4)),
     ("layout-tp-kv-heads", "layout.tp", ["layout.tp=8", "model.num_kv_heads=4"], {}, (4,)),
@@ -223,6 +224,17 @@ def test_a_run_of_no_steps_is_judged_too():
     assert [p.code for p in problems(debug("run.steps=0", "schedule.warmup_steps=0", "run.profile=0:1"))] == [
         "profile-range"
     ]
+
+
+def test_a_world_beyond_any_degree_offers_what_can_be_said():
+    (problem,) = found_by(debug("layout=dp2147483647"), "layout-world", world_size=2**40)
+    assert problem.nearest
+    assert not found_by(debug(f"layout={problem.nearest[0]}"), "layout-world", world_size=2**40)
+    assert found_by(debug("layout=dp2"), "layout-world", world_size=10**18 - 1)
+
+
+def test_a_vocabulary_is_not_judged_when_sources_bring_their_own_tokenizer():
+    assert not problems(debug("data.sources=prepared", "model.vocab_size=1024"))
 
 
 def test_huge_numbers_are_judged_at_once():

@@ -15,7 +15,7 @@ from drumline.recipe import Recipe, check, load
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or a TOML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
     nproc: Annotated[
         int | None, typer.Option(help="Start this many ranks on this machine; by default as many as the layout needs.")
     ] = None,
@@ -29,7 +29,7 @@ def train(
     and exit. Under torchrun or SLURM the command takes its place from the environment.
     """
     changes = overrides or []
-    resolved = load(recipe, changes, command=f"drumline train {recipe}")
+    resolved = load(recipe, changes, command="drumline train")
     # OpenMP reads its settings when torch is loaded.
     calm_threads()
     from drumline.comm import read_place

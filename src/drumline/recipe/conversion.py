@@ -1,6 +1,7 @@
 """What pydantic says about wrong types, ranges, choices and unknown keys, as problems in the house's form."""
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def convert(error: ValidationError) -> list[Problem]:
     """
     problems = []
     for fault in error.errors(include_url=False):
-        key = ".".join(str(part) for part in fault["loc"])
+        key = ".".join(_part(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             problems += [_unknown_key(leaf, value) for leaf, value in _leaves(fault["input"], key)]
         else:
@@ -82,9 +83,14 @@ def convert(error: ValidationError) -> list[Problem]:
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+            yield from _leaves(inner, f"{key}.{_part(name)}" if key else _part(name))
     else:
         yield key, value
+
+
+def _part(name: int | str) -> str:
+    """A part of a dotted key; quoted where TOML would quote it, so that an empty or spaced one is seen."""
+    return str(name) if isinstance(name, int) or re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _convert(fault: Any, key: str) -> Problem:
@@ -109,6 +115,8 @@ def _convert(fault: Any, key: str) -> Problem:
 
 
 def _unknown_key(key: str, value: Any) -> Problem:
+    if key == "extends":
+        return Problem("extends-override", key, value, "can be said only in a file, in its first lines")
     found = suggest(key)
     is_plain = isinstance(value, bool | int | float | str)
     return Problem(

@@ -62,6 +62,10 @@ def suggest(key: str) -> list[str]:
         At most three keys: close names in the same section, then the same or a close name elsewhere.
     """
     section, _, leaf = key.rpartition(".")
+    inside = ".".join("*" if part.isdigit() else part for part in section.split("."))
+    if "*" in inside:  # an element of a list: only its own keys
+        names = [name.removeprefix(f"{inside}.") for name in keys() if name.startswith(f"{inside}.")]
+        return [f"{section}.{name}" for name in difflib.get_close_matches(leaf, names, n=2, cutoff=0.5)]
     known = [name for name in keys() if "*" not in name]
     leaves = {name: name.rpartition(".")[2] for name in known}
     siblings = {leaves[name]: name for name in known if name.rpartition(".")[0] == section}

@@ -15,7 +15,8 @@ AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
 MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")
 _PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]{0,9})")
 
-Degree = Annotated[int, Field(ge=1, le=2**31 - 1)]
+MAX_DEGREE = 2**31 - 1
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
 class LayoutError(ValueError):

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from drumline.recipe.keys import is_text
-from drumline.recipe.layout import AXES, LayoutError, parse
+from drumline.recipe.layout import AXES, MAX_DEGREE, LayoutError, parse
 from drumline.recipe.problem import ABSENT, Problem
 
 Tree = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_ELEMENT = re.compile(r"data\.sources\.([0-9]{1,9})(?:\.|$)")
+_ELEMENT = re.compile(r"data\.sources\.([0-9]+)(?:\.|$)")
 
 
 def apply(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
@@ -38,7 +38,7 @@ def apply(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
             problems.append(Problem("override-syntax", "", ABSENT, rule))
             continue
         key = key.strip()
-        if (index := _ELEMENT.match(key)) and int(index[1]) > len(elements := _elements(tree)):
+        if (index := _ELEMENT.match(key)) and not _reaches(index[1], elements := _elements(tree)):
             rule = f"names no element: data.sources has {len(elements)}, so the next is data.sources.{len(elements)}"
             problems.append(Problem("override-index", key, value, rule))
             continue
@@ -109,6 +109,10 @@ def _elements(tree: Tree) -> list[Any]:
     return sources if isinstance(sources, list) else [None]
 
 
+def _reaches(index: str, elements: list[Any]) -> bool:
+    return len(index) <= 9 and int(index) <= len(elements)
+
+
 def _edit_elements(base: Any, edit: Tree, key: str) -> Any:
     elements = list(base) if isinstance(base, list) else [{"path": "stdlib"}]  # what a recipe without sources has
     for name, value in edit.items():
@@ -139,7 +143,7 @@ def _spell_out(tree: Tree) -> tuple[Tree, list[Problem]]:
 def layout_problem(text: str, error: LayoutError) -> Problem:
     """What is wrong with a layout string, with the layout that its readable parts make."""
     parts = dict(re.findall(r"(pp|dp|fsdp|cp|tp|ep)\s*[=:x*_-]?\s*0*([1-9]\d{0,9})", text.lower()))
-    guess = ".".join(axis + degree for axis, degree in parts.items())
+    guess = ".".join(axis + degree for axis, degree in parts.items() if int(degree) <= MAX_DEGREE)
     nearest = (guess,) if guess and guess != text else ()
     return Problem(
         "layout-syntax", "layout", text, f"cannot be read: {error}", nearest, f"layout={guess}" if nearest else ""

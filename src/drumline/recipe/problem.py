@@ -92,6 +92,10 @@ def show(value: Any) -> str:
     """A value as TOML would write it, shortened to fit a line."""
     if isinstance(value, bool):
         text = "true" if value else "false"
+    elif isinstance(value, list | tuple):
+        text = f"[{', '.join(show(element) for element in value[:10])}]"
+    elif isinstance(value, dict):
+        text = f"{{ {', '.join(f'{name} = {show(inner)}' for name, inner in list(value.items())[:10])} }}"
     elif value is None:
         text = "none"
     elif isinstance(value, str):

@@ -29,15 +29,15 @@ def tokenizer_is_readable(recipe: Recipe, machine: Machine) -> Iterator[Problem]
     looks_like_path = "/" in text or text.endswith(".json") or "\\" in text
     if not _TOKENIZER.fullmatch(text) and not looks_like_path:
         nearest = [f"bpe:{recipe.model.vocab_size}", "bytes"] if recipe.model.vocab_size >= SMALLEST_BPE else ["bytes"]
-        rule = "is no tokenizer: bytes, bpe:SIZE, or the path of a tokenizer.json"
+        rule = "is no tokenizer: bytes, bpe:SIZE, or a path such as ./tokenizer.json"
         yield problem(recipe, "tokenizer-syntax", "data.tokenizer", rule, nearest)
 
 
 def tokenizer_fits_vocabulary(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """Every token has a row in the embedding."""
     match = _TOKENIZER.fullmatch(recipe.data.tokenizer)
-    if match is None:
-        return
+    if match is None or all(source.path != "stdlib" for source in recipe.data.sources):
+        return  # prepared sources bring their own tokenizer
     size = int(match[1]) if match[1] else SMALLEST_BPE
     vocabulary = recipe.model.vocab_size
     if size > vocabulary:
@@ -111,6 +111,8 @@ def profile_is_a_range(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
 
 def names_make_folders(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """A name becomes a folder's name, and no path holds a NUL byte."""
+    if not recipe.name:
+        yield problem(recipe, "name-empty", "name", "is empty, so that a run would have no folder", ["custom"])
     for key, name in (("name", recipe.name), ("run.name", recipe.run.name)):
         if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]*", name) or name in (".", "..") or len(name.encode()) > 200:
             fixed = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]

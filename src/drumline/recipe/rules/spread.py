@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from drumline.recipe.layout import AXES, MESH_AXES, Layout
+from drumline.recipe.layout import AXES, MAX_DEGREE, MESH_AXES, Layout
 from drumline.recipe.nearest import nearest
 from drumline.recipe.problem import Problem, problem
 from drumline.recipe.rules.machine import Machine
@@ -75,6 +75,8 @@ def _layouts_of(world: int, recipe: Recipe) -> list[str]:
     found = []
     for dp in (n for n in range(1, min(degree, 1 << 16) + 1) if degree % n == 0):
         fsdp = degree // dp
+        if fsdp > MAX_DEGREE:
+            continue
         uneven = data.global_batch % (degree * data.micro_batch) != 0
         distance = abs(math.log(dp / layout.dp)) + abs(math.log(fsdp / layout.fsdp))
         added = (layout.dp == 1 and dp > 1) + (layout.fsdp == 1 and fsdp > 1)  # an axis that was not asked for
