@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ranks import ranks
 
-from drumline.numerics.kernels import attention, available, build, reason
+from drumline.numerics.kernels import attention, available, build, causal_attention, reason
 
 pytestmark = pytest.mark.skipif(not available(), reason=f"no kernels here: {reason()}")
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
@@ -202,7 +202,13 @@ def test_a_nan_in_a_query_reaches_that_rows_output_only():
 
 def test_the_operators_satisfy_torchs_own_checks():
     q, k, v = inputs(2, 40, 4, 2, 16)
-    torch.library.opcheck(torch.ops.drumline.attention.default, (q, k, v, *tables(40, 16), None))
+    q, k, v = (x.detach() for x in (q, k, v))
+    cos, sin = tables(40, 16)
+    out, logsumexp = torch.ops.drumline.attention(q, k, v, cos, sin, None)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.drumline.attention.default, (q, k, v, cos, sin, None), test_utils=checks)
+    backward = torch.ops.drumline.attention_backward.default
+    torch.library.opcheck(backward, (q, q, k, v, cos, sin, None, out, logsumexp), test_utils=checks)
 
 
 def test_a_compiled_caller_gets_the_same_bits():
@@ -248,7 +254,6 @@ def test_a_source_that_does_not_compile_gives_the_compilers_error(monkeypatch, t
 
 
 def test_a_build_with_wrong_results_is_refused_and_not_kept(monkeypatch, tmp_path):
-    module = sys.modules["drumline.numerics.kernels.attention"]
     for source in build.HERE.iterdir():
         if source.suffix in (".cpp", ".h"):
             text = source.read_text()
@@ -256,7 +261,7 @@ def test_a_build_with_wrong_results_is_refused_and_not_kept(monkeypatch, tmp_pat
     monkeypatch.setattr(build, "HERE", tmp_path)
     monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
     with pytest.raises(build.KernelError, match="dq differs from fp64"):
-        build.load("attention", check=module._check)
+        build.load("attention", check=causal_attention._check)
     assert not list(tmp_path.glob("*.so"))
 
 

@@ -121,3 +121,42 @@ INLINE void matmul_wide(int M, int P, const float* a, long lda, const float* b, 
   for (; n + 2 * LANES <= width; n += 2 * LANES) matmul<2, COLUMN, true>(M, P, a, lda, b + n, width, c + n, width);
   for (; n < width; n += LANES) matmul<1, COLUMN, true>(M, P, a, lda, b + n, width, c + n, width);
 }
+
+// A vector of either element type; `count` < LANES loads zeros for the rest and stores nothing there.
+INLINE vec load_lanes(const float* p, int count = LANES) {
+  if (count == LANES) return load(p);
+  vec v{};
+  std::memcpy(&v, p, 4 * count);
+  return v;
+}
+INLINE vec load_lanes(const bf16* p, int count = LANES) {
+  hvec h{};
+  std::memcpy(&h, p, 2 * count);
+  const uvec bits = __builtin_convertvector(h, uvec) << 16;
+  vec v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+INLINE void store_lanes(float* p, vec v, int count = LANES) { std::memcpy(p, &v, 4 * count); }
+INLINE void store_lanes(bf16* p, vec v, int count = LANES) {
+  uvec bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  bits = v == v ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : uvec{} + 0x7fc0u;
+  const hvec h = __builtin_convertvector(bits, hvec);
+  std::memcpy(p, &h, 2 * count);
+}
+
+// The sum of the lanes, by halves.
+INLINE float sum_of_lanes(vec v) {
+  for (int half = LANES / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) v[lane] += v[lane + half];
+  return v[0];
+}
+
+// Calls f(index, count) for a row of n elements, a vector at a time; the last may be short.
+template <class F>
+INLINE void for_vectors(long n, F f) {
+  long i = 0;
+  for (; i + LANES <= n; i += LANES) f(i, LANES);
+  if (i < n) f(i, int(n - i));
+}

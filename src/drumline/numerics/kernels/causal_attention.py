@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.kernels.build import KernelError, load
+from drumline.numerics.kernels.operators import DTYPES, define
 
 _Strides = ctypes.c_int64 * 3
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Call(ctypes.Structure):
@@ -30,21 +30,6 @@ class _Call(ctypes.Structure):
         ("grad_out_stride", _Strides),
         *((name, ctypes.c_void_p) for name in ("grad_q", "grad_k", "grad_v")),
     )
-
-
-def available() -> bool:
-    """Whether the kernel runs on this machine; the first call may build it, which takes some seconds."""
-    return reason() is None
-
-
-@functools.cache
-def reason() -> str | None:
-    """Why the kernel does not run here, or None if it does."""
-    try:
-        _library()
-    except KernelError as error:
-        return str(error)
-    return None
 
 
 def attention(
@@ -67,65 +52,24 @@ def attention(
         ValueError: shapes, dtypes or device do not fit.
         KernelError: the kernel cannot run here; `available()` tells before.
     """
-    return torch.ops.drumline.attention(q_BTHK, k_BTGK, v_BTGK, cos_TK2, sin_TK2, starts_BT)[0]
+    return _attend(q_BTHK, k_BTGK, v_BTGK, cos_TK2, sin_TK2, starts_BT)
 
 
-@torch.library.custom_op("drumline::attention", mutates_args=(), device_types="cpu")
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return forward(_library(), q, k, v, cos, sin, starts)
+@torch.compiler.allow_in_graph  # dynamo need not look inside: autograd traces it with fake tensors
+def _attend(*inputs: Tensor | None) -> Tensor:
+    return _Attention.apply(*inputs)
 
 
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    B, T, H, _ = q.shape
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        out, logsumexp = _forward_operator(*inputs)
+        ctx.save_for_backward(*inputs, out, logsumexp)
+        return out
 
-
-@torch.library.custom_op("drumline::attention_backward", mutates_args=(), device_types="cpu")
-def _attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return backward(_library(), grad_out, q, k, v, cos, sin, starts, out, logsumexp)
-
-
-@_attention_backward.register_fake
-def _(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    starts: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return dq, dk, dv
-
-
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx, grad_out, _grad_logsumexp):
-    q, k, v, cos, sin, starts, out, logsumexp = ctx.saved_tensors
-    grads = torch.ops.drumline.attention_backward(grad_out, q, k, v, cos, sin, starts, out, logsumexp)
-    return *grads, None, None, None
-
-
-_attention.register_autograd(_differentiate, setup_context=_save)
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return *_backward_operator(grad_outputs[0], *ctx.saved_tensors), None, None, None
 
 
 def forward(
@@ -197,11 +141,6 @@ def backward(
     if out.numel():
         library.drumline_attention_backward(ctypes.byref(call))
     return dq, dk, dv
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return load("attention", check=_check)
 
 
 def _workspace(library: ctypes.CDLL, call: _Call, is_backward: int) -> Tensor:
@@ -294,3 +233,26 @@ def dense(
     if starts_BT is not None:
         allowed = allowed & (starts_BT[:, None, :, None] <= position)
     return torch.einsum("bhij,bjhk->bihk", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The built library; raises KernelError where it cannot be had."""
+    return load("attention", check=_check)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor? starts"
+_forward_operator = define(
+    f"attention({_INPUTS}) -> (Tensor, Tensor)",
+    lambda *inputs: forward(library(), *inputs),
+    lambda q, *_: (_like(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)),
+)
+_backward_operator = define(
+    f"attention_backward(Tensor grad_out, {_INPUTS}, Tensor out, Tensor logsumexp) -> (Tensor, Tensor, Tensor)",
+    lambda *inputs: backward(library(), *inputs),
+    lambda _, q, k, v, *__: (_like(q), _like(k), _like(v)),
+)
