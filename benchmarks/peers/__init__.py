@@ -1,0 +1,1 @@
+"""The peers that benchmarks run beside drumline: each a script that trains and prints one RESULT line."""
