@@ -16,7 +16,7 @@ IGNORED = -100  # torch's own ignore_index
 class Batch:
     """One micro-batch.
 
-    Args:
+    Attributes:
         tokens_BT: int64 token numbers.
         labels_BT: int64, the next token; -100 where the next token belongs to another document.
         starts_BT: int32, for each token the place in its row of its document's first token: token i may attend to j iff

@@ -50,6 +50,9 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         """Loads the tokenizer that made the tokens.
 
+        Returns:
+            The tokenizer.
+
         Raises:
             DrumlineError: its file is damaged.
         """
@@ -61,7 +64,13 @@ class Corpus:
         return load_tokenizer(str(path), eos=entry.eos)
 
     def document(self, number: int) -> np.ndarray:
-        """Returns the tokens of one document, without its end-of-document token.
+        """Looks one document up.
+
+        Args:
+            number: which, from 0.
+
+        Returns:
+            Its tokens, without the end-of-document token.
 
         Raises:
             DrumlineError: there is no such document.

@@ -37,7 +37,7 @@ def nobody(message: str) -> None:
 class SourceStream:
     """One source of the mixture, in one split.
 
-    Args:
+    Attributes:
         path: as the recipe has it.
         weight: its share, relative to the others.
         corpus: its tokens.

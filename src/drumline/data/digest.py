@@ -27,11 +27,14 @@ def digest_of(*parts: str | bytes) -> str:
 
 
 def digest_of_file(path: Path, report: Callable[[int], None] = lambda done: None) -> str:
-    """Returns the digest of a file's bytes, as hex, reading a few MiB at a time.
+    """Digests a file, reading a few MiB at a time.
 
     Args:
         path: the file.
         report: called with the bytes read so far.
+
+    Returns:
+        The digest, as hex.
 
     Raises:
         OSError: the file cannot be read.

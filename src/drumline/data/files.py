@@ -30,7 +30,7 @@ UNREADABLE_SUFFIXES = {
 class File:
     """A file to read.
 
-    Args:
+    Attributes:
         path: where it is.
         kind: how it is read.
         named: the user named it; one that was found by a folder or a pattern may be left out when it is not text.
@@ -50,6 +50,9 @@ def find_files(spec: str) -> list[File]:
 
     Args:
         spec: the path of a file or folder, or a pattern with * ? [ ] or **.
+
+    Returns:
+        The files, at least one.
 
     Raises:
         DrumlineError: there is no such file, or a folder cannot be read.

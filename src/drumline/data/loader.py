@@ -106,7 +106,10 @@ class Loader:
         return self
 
     def __next__(self) -> list[Batch]:
-        """Returns the micro-batches of `self.step` and goes one step on.
+        """Goes one step on.
+
+        Returns:
+            The micro-batches of the step that `self.step` named.
 
         Raises:
             DrumlineError: a shard is damaged; says at which step.

@@ -109,6 +109,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Reads and checks a folder's manifest.
 
+    Args:
+        folder: a prepared folder.
+
+    Returns:
+        The manifest.
+
     Raises:
         DrumlineError: there is no such folder, it is not a prepared one, or its manifest is newer.
         DamagedManifestError: it is not what was written.

@@ -47,7 +47,7 @@ class TextSource(Protocol):
 class Progress:
     """How far a preparation is.
 
-    Args:
+    Attributes:
         stage: what is being done.
         done_bytes: bytes of the source that were read.
         total_bytes: bytes of the source; None where nobody knows.

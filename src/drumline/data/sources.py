@@ -92,6 +92,9 @@ def open_source(
         split: the split of a Hugging Face dataset.
         config: the configuration of a Hugging Face dataset.
 
+    Returns:
+        The text, not yet read.
+
     Raises:
         DrumlineError: there is no such source, or it cannot be read.
     """

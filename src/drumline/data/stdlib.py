@@ -78,6 +78,9 @@ def cached(cache_dir: str, tokenizer: str, notify: Callable[[str], None]) -> Cor
         tokenizer: a spec.
         notify: called with a line for the user when something takes time.
 
+    Returns:
+        The opened folder.
+
     Raises:
         DrumlineError: the cache cannot be written, or the tokenizer does not exist.
     """

@@ -20,7 +20,7 @@ from drumline.recipe.errors import DrumlineError
 class Rows:
     """Packed rows: tokens, labels, and where documents start.
 
-    Args:
+    Attributes:
         tokens_BT: int64.
         labels_BT: int64; -100 where the next token belongs to another document, or to none.
         starts_BT: int32, place in the row of the first token of the token's document.
@@ -92,6 +92,9 @@ class Stream:
         Args:
             row_B: int64 row numbers; a row past the end of the stream is padding that no label counts.
             seq_len: tokens T of a row.
+
+        Returns:
+            The rows, in the order of row_B.
 
         Raises:
             DrumlineError: a token is not in the vocabulary, so the shard is damaged.

@@ -13,7 +13,7 @@ Invalid = Literal["auto", "error", "skip", "replace"]
 class Piece:
     """A part of a document.
 
-    Args:
+    Attributes:
         text: the characters.
         ends_document: this is the document's last piece.
         num_bytes: bytes of the source that it accounts for.

@@ -8,11 +8,14 @@ Sources: Sennrich et al. 2016, arXiv:1508.07909; the splitting pattern is Llama 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from drumline.recipe.errors import DrumlineError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
 
 EOS_TEXT = "<|end_of_text|>"
 EOS_TEXTS = (
@@ -86,7 +89,7 @@ class SubwordTokenizer:
         eos: the number of the end-of-document token.
     """
 
-    def __init__(self, tokenizer, spec: str, eos: int):
+    def __init__(self, tokenizer: "Library", spec: str, eos: int):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # `<|end_of_text|>` in a text is those 15 characters
@@ -110,7 +113,13 @@ class SubwordTokenizer:
 
 
 def bpe_size(spec: str) -> int | None:
-    """Returns SIZE of a spec `bpe:SIZE`, None of another kind of spec.
+    """Reads the spec of a BPE.
+
+    Args:
+        spec: any tokenizer spec.
+
+    Returns:
+        SIZE of `bpe:SIZE`, None of another kind of spec.
 
     Raises:
         DrumlineError: SIZE is no number or too small.
@@ -132,6 +141,9 @@ def train_bpe(size: int, texts: Iterable[str]) -> SubwordTokenizer:
     Args:
         size: entries of the vocabulary; fewer come out where the text is too small for as many merges.
         texts: text to count pairs in.
+
+    Returns:
+        The tokenizer.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library
@@ -161,6 +173,9 @@ def load_tokenizer(spec: str, eos: int | str | None = None) -> Tokenizer:
         spec: `bytes`, a `tokenizer.json`, or a folder that has one.
         eos: the end-of-document token, number or text; None: from `tokenizer_config.json` or by its usual names.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         DrumlineError: there is no such tokenizer, or it has no end-of-document token.
     """
@@ -181,7 +196,7 @@ def load_tokenizer(spec: str, eos: int | str | None = None) -> Tokenizer:
     return SubwordTokenizer(tokenizer, spec, _find_eos(tokenizer, path, eos))
 
 
-def _find_eos(tokenizer, path: Path, wanted: int | str | None) -> int:
+def _find_eos(tokenizer: "Library", path: Path, wanted: int | str | None) -> int:
     if isinstance(wanted, int):
         if tokenizer.id_to_token(wanted) is None:
             raise DrumlineError(f"{path} has no token number {wanted}")
