@@ -76,8 +76,8 @@ def test_what_was_left_out_is_told(here, capsys):
     (here / "text" / "image.png").write_bytes(b"\x89PNG\x00")
     (here / "text" / "empty.txt").write_text("")
     out = run(capsys, "prepare", "text", "--tokenizer", "bytes")[1]
-    assert "1 files or lines left out: not text" in out
-    assert "1 documents left out: empty" in out
+    assert "not text, left out (files or lines): 1" in out
+    assert "empty, left out (documents): 1" in out
 
 
 @pytest.mark.parametrize(

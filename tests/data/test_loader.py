@@ -212,6 +212,17 @@ def test_a_dataset_smaller_than_a_global_batch_is_refused(make_folder):
         loader(dataset)
 
 
+def test_a_small_source_of_large_weight_repeats_within_a_batch(make_folder):
+    small = Source(
+        path=str(make_folder(["a text of just two samples of sixteen tokens", "x"], name="small")), weight=3.0
+    )
+    large = Source(path=str(make_folder(TEXTS, name="large")))
+    dataset = open_dataset(Data(sources=(small, large), seq_len=16, validation_fraction=0.0), 0)
+    batches = loader(dataset).batches(0)
+    distinct = {tuple(batch.tokens_BT[0].tolist()) for batch in batches}
+    assert len(distinct) == dataset.sources[0].num_rows + 2
+
+
 def test_text_shorter_than_a_sample_is_refused(make_folder):
     data = Data(sources=(Source(path=str(make_folder(["tiny", "x"]))),), seq_len=16)
     with pytest.raises(DrumlineError, match=r"too small: its train split has \d tokens in 1 documents"):

@@ -91,7 +91,7 @@ def test_empty_documents_are_left_out_and_counted(make_corpus):
 
 
 def test_a_source_without_text_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(DrumlineError, match=r"no text in a list \(2 documents were empty\)"):
+    with pytest.raises(DrumlineError, match=r"no text in a list \(empty documents: 2\)"):
         prepare(ListSource(["", "\n"]), tmp_path / "folder", tokenizer="bytes")
     assert left_in(tmp_path) == []
 

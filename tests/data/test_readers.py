@@ -211,6 +211,9 @@ def test_parquet_without_the_column_or_of_another_type_is_refused(tmp_path):
     parquet.write_table(arrow.table({"body": ["x"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DrumlineError, match=r"no column 'text': it has body, id; name it with --field"):
         read(tmp_path / "a.parquet")
+    column = arrow.array(["x", "y", "x"]).dictionary_encode()
+    parquet.write_table(arrow.table({"text": column}), tmp_path / "coded.parquet")
+    assert read(tmp_path / "coded.parquet") == ["x", "y", "x"]
     with pytest.raises(DrumlineError, match="column 'id' holds int64, not strings"):
         read(tmp_path / "a.parquet", field="id")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")

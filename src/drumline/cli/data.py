@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 data = typer.Typer(help="Turn text into token shards, and look into them.", rich_markup_mode=None, no_args_is_help=True)
 
 SAMPLE_CHARS = 400
+INTERRUPTED = 130
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")]
@@ -65,36 +66,38 @@ def prepare(
 
     folder = out or Path("data") / _name(sources[0])
     source = open_source(sources, field=field, documents=documents, invalid=invalid, split=split, config=config)
-    with Meter("preparing", "text") as meter:
-
-        def report(progress) -> None:
-            told = f"{progress.num_tokens:,} tokens" if progress.num_tokens else ""
-            meter.show(progress.stage, progress.done_bytes, progress.total_bytes, told)
-
-        manifest = prepare_folder(
-            source,
-            folder,
-            tokenizer=tokenizer,
-            eos=eos,
-            validation_fraction=validation_fraction,
-            overwrite=overwrite,
-            report=report,
-        )
+    meter = Meter("preparing", "text")
+    try:
+        with meter:
+            manifest = prepare_folder(
+                source,
+                folder,
+                tokenizer=tokenizer,
+                eos=eos,
+                validation_fraction=validation_fraction,
+                overwrite=overwrite,
+                report=lambda now: meter.show(
+                    now.stage, now.done_bytes, now.total_bytes, f"{now.num_tokens:,} tokens" if now.num_tokens else ""
+                ),
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: nothing was kept in {folder}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         _print_json({"folder": str(folder), **_facts(manifest), "seconds": round(meter.seconds, 3)})
         return
     rate = manifest.source.num_bytes / 1e6 / max(meter.seconds, 1e-9)
     typer.echo(
-        f"{folder}: {manifest.num_tokens:,} tokens in {manifest.num_documents:,} documents "
+        f"{folder}: {manifest.num_tokens:,} tokens in {_counted(manifest.num_documents, 'document')} "
         f"({manifest.source.num_bytes / 1e6:,.1f} MB of text, {meter.seconds:.1f} s, {rate:.1f} MB/s)"
     )
     for number, what in (
-        (manifest.source.num_skipped, "files or lines left out: not text"),
-        (manifest.source.num_empty, "documents left out: empty"),
-        (manifest.source.num_replaced, "files or documents with invalid characters, now U+FFFD"),
+        (manifest.source.num_skipped, "not text, left out (files or lines)"),
+        (manifest.source.num_empty, "empty, left out (documents)"),
+        (manifest.source.num_replaced, "invalid characters, now U+FFFD (files or documents)"),
     ):
         if number:
-            typer.echo(f"  {number:,} {what}")
+            typer.echo(f"  {what}: {number:,}")
     typer.echo(f"vocabulary {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.spec}); train on it with")
     typer.echo(f"  drumline train RECIPE data.sources={folder}")
 
@@ -176,6 +179,10 @@ def _name(spec: str) -> str:
     if not name or any(character in name for character in "*?[]"):
         raise DrumlineError(f"the folder cannot be named after {spec!r}: name it with --out")
     return name
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _facts(manifest: "Manifest") -> dict[str, Any]:

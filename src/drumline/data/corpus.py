@@ -102,9 +102,10 @@ class Corpus:
         if not shard.num_tokens:
             return np.empty(0, dtype)
         try:
-            return np.memmap(self.folder / shard.tokens.name, dtype=dtype, mode="r")
+            mapped = np.memmap(self.folder / shard.tokens.name, dtype=dtype, mode="r")
         except OSError as error:
             raise DrumlineError(f"cannot map {self.folder / shard.tokens.name}: {error.strerror}") from error
+        return np.asarray(mapped)  # the same memory; slicing a plain array is several times faster
 
     def _index(self, shard: Shard) -> np.ndarray:
         path = self.folder / shard.documents.name

@@ -89,6 +89,11 @@ class Dataset:
         return self._mixture.samples_before([source.num_rows for source in self.sources])
 
     @property
+    def num_rows(self) -> int:
+        """Different samples in all sources together."""
+        return sum(source.num_rows for source in self.sources)
+
+    @property
     def vocab_size(self) -> int:
         """One more than the largest token number."""
         return self.sources[0].corpus.manifest.tokenizer.vocab_size

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +59,12 @@ def find_files(spec: str) -> list[File]:
         DrumlineError: there is no such file, or a folder cannot be read.
     """
     path = Path(spec).expanduser()
-    if path.is_dir():
-        if (path / manifest.NAME).is_file() and _is_prepared(path):
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
+        if _is_prepared(path):
             raise DrumlineError(f"{path} is a prepared data folder already: train on it with data.sources")
         found = list(_below(path))
-    elif path.exists():
+    elif mode:
         return [_file(path, named=True)]
     elif glob.has_magic(spec):
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
@@ -70,8 +72,18 @@ def find_files(spec: str) -> list[File]:
     else:
         raise DrumlineError(f"no source {spec!r}: give a file, a folder, a pattern, `hf:NAME` or `stdlib`")
     if not found:
-        raise DrumlineError(f"no files in {spec}" if path.is_dir() else f"no file matches {spec!r}")
+        raise DrumlineError(f"no files in {spec}" if mode else f"no file matches {spec!r}")
     return [_file(match, named=False) for match in found]
+
+
+def _mode(path: Path) -> int:
+    """Returns the type of a file as `stat` has it; 0 where there is none."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise DrumlineError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _file(path: Path, *, named: bool) -> File:

@@ -73,7 +73,8 @@ def locked(out: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[No
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _acquire(path, waiting)
     except OSError as error:
-        raise DrumlineError(f"cannot write in {path.parent}: {error.strerror}") from error
+        why = "not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise DrumlineError(f"cannot write in {path.parent}: {why}") from error
     try:
         yield
     finally:

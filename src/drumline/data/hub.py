@@ -1,5 +1,6 @@
 """Hugging Face datasets: by name, streamed; or a folder that `save_to_disk` wrote. Needs the `datasets` extra."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ PREFIX = "hf:"
 
 def is_saved_dataset(path: Path) -> bool:
     """Says whether a folder was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
-    return (path / "dataset_dict.json").is_file() or (
-        (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
-    )
+
+    def has(name: str) -> bool:
+        return os.path.isfile(path / name)  # False, where pathlib's would raise, for a folder that cannot be read
+
+    return has("dataset_dict.json") or (has("state.json") and has("dataset_info.json"))
 
 
 class HubSource:

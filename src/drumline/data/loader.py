@@ -55,9 +55,10 @@ class Loader:
                 f"data.global_batch = {global_batch} is not a multiple of data.micro_batch = {micro_batch} times "
                 f"the {data_degree} data-parallel ranks"
             )
-        if dataset.repeats and dataset.num_samples < global_batch:
+        # A small source may repeat within a batch, as its weight says; all of them together may not.
+        if dataset.repeats and dataset.num_rows < global_batch:
             raise DrumlineError(
-                f"the training data has {dataset.num_samples:,} samples of {dataset.seq_len:,} tokens, fewer than "
+                f"the training data has {dataset.num_rows:,} samples of {dataset.seq_len:,} tokens, fewer than "
                 f"data.global_batch = {global_batch:,}: give more text, or a smaller data.seq_len or data.global_batch"
             )
         self.dataset = dataset

@@ -120,24 +120,26 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedManifestError: it is not what was written.
     """
     path = folder / NAME
-    if not folder.exists():
-        raise DrumlineError(f"no data folder {folder}: make it by `drumline data prepare SOURCE --out {folder}`")
-    if not folder.is_dir():
-        raise DrumlineError(
-            f"{folder} is a file, not a prepared data folder: `drumline data prepare {folder}` makes one of it"
-        )
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
+    except NotADirectoryError:
         raise DrumlineError(
-            f"{folder} is not a prepared data folder (it has no {NAME}): "
-            f"`drumline data prepare {folder}` makes one of its text"
+            f"{folder} is a file, not a prepared data folder: `drumline data prepare {folder}` makes one of it"
         ) from None
+    except FileNotFoundError:
+        if not folder.exists():
+            why = f"no data folder {folder}: make it by `drumline data prepare SOURCE --out {folder}`"
+        else:
+            why = (
+                f"{folder} is not a prepared data folder (it has no {NAME}): "
+                f"`drumline data prepare {folder}` makes one of its text"
+            )
+        raise DrumlineError(why) from None
     except OSError as error:
         raise DrumlineError(f"cannot read {path}: {error.strerror}") from error
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedManifestError(f"{path} is damaged (not JSON: {error}): prepare the folder again") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise DrumlineError(f"{path} is not drumline's (its format is not {FORMAT!r}): is this another tool's folder?")

@@ -16,8 +16,9 @@ from drumline.data.writer import SHARD_TOKENS, ShardWriter, dtype_for
 from drumline.recipe.errors import DrumlineError
 
 BATCH_CHARS = 1 << 20  # text that is tokenized at a time: its encodings take some 100 bytes a token
-BPE_SAMPLE_BYTES = 1 << 24  # text that a BPE is trained on
-BPE_DOCUMENT_CHARS = 1 << 16  # and of one document no more than this
+BPE_BYTES_AN_ENTRY = 512  # text that a BPE is trained on, for each entry of its vocabulary
+BPE_SMALLEST_BYTES, BPE_LARGEST_BYTES = 1 << 22, 1 << 26
+BPE_DOCUMENT_CHARS = 1 << 16  # of one document no more than this
 TOKENIZER_NAME = "tokenizer.json"
 
 
@@ -131,7 +132,8 @@ def build(
                 made = load_tokenizer(tokenizer, eos)
             else:
                 report(Progress("training the tokenizer", 0, None, 0, 0))
-                made = train_bpe(size, (text[:BPE_DOCUMENT_CHARS] for text in source.sample(BPE_SAMPLE_BYTES)))
+                num_bytes = min(max(BPE_BYTES_AN_ENTRY * size, BPE_SMALLEST_BYTES), BPE_LARGEST_BYTES)
+                made = train_bpe(size, (text[:BPE_DOCUMENT_CHARS] for text in source.sample(num_bytes)))
             manifest = _write(source, folder, made, validation_fraction, shard_tokens, report)
             write_manifest(folder, manifest)
             Corpus(folder)  # what was written can be opened
@@ -230,9 +232,11 @@ def _store_tokenizer(folder: Path, tokenizer: Tokenizer) -> FileEntry | None:
 
 def _check_free(out: Path, overwrite: bool) -> None:
     """Refuses to write over anything, except over a prepared folder when asked to."""
+    if out.resolve() == Path.cwd():
+        raise DrumlineError("--out is the folder that you are in: name one in it, such as --out prepared")
     if out.is_symlink() and not out.exists():
         raise DrumlineError(f"{out} is a link to nothing")
-    if not out.exists():
+    if not _exists(out):
         return
     if not out.is_dir():
         raise DrumlineError(f"{out} exists and is not a folder: choose another --out")
@@ -245,12 +249,19 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise DrumlineError(f"{out} exists and holds something else: choose another --out")
 
 
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise DrumlineError(f"cannot look at {path}: {error.strerror}") from error
+    return True
+
+
 def _left_out(counts: Counts) -> str:
-    said = [
-        (counts.num_skipped, "files or lines were not text"),
-        (counts.num_empty, "documents were empty"),
-    ]
-    parts = [f"{number:,} {what}" for number, what in said if number]
+    said = [(counts.num_skipped, "files or lines that are not text"), (counts.num_empty, "empty documents")]
+    parts = [f"{what}: {number:,}" for number, what in said if number]
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -128,7 +128,8 @@ def read_parquet(file: File, field: str, counts: Counts) -> Iterator[Piece]:
                 f"{file.path} has no column {field!r}: it has {', '.join(schema.names)}; name it with --field"
             )
         kind = schema.field(field).type
-        if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+        stored = kind.value_type if arrow.types.is_dictionary(kind) else kind
+        if not any(is_kind(stored) for is_kind in (arrow.types.is_string, arrow.types.is_large_string)):
             raise DrumlineError(f"{file.path}: column {field!r} holds {kind}, not strings")
         share = Share(file.num_bytes, table.metadata.num_rows)
         try:

@@ -20,8 +20,7 @@ from drumline.recipe.errors import DrumlineError
 
 NAME = "stdlib"
 LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__"})
-RECIPE_OF_CACHE = "1"  # changes when the way from text to tokens does
-SAMPLE_EVERY = 3
+RECIPE_OF_CACHE = "2"  # changes when the way from text to tokens does
 
 
 class StdlibSource:
@@ -50,13 +49,9 @@ class StdlibSource:
             yield from in_pieces(text, num_bytes)
 
     def sample(self, num_bytes: int) -> Iterator[str]:
-        """Yields every third file, until num_bytes of text are reached."""
-        taken = 0
-        for text, _ in self._texts[::SAMPLE_EVERY]:
-            if taken >= num_bytes:
-                return
-            taken += len(text)
-            yield text
+        """Yields every n-th file, about num_bytes in all."""
+        every = max(1, (self.num_bytes or 0) // num_bytes)
+        return (text for text, _ in self._texts[::every])
 
     def _read(self) -> Iterator[tuple[str, int]]:
         paths = [
