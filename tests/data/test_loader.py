@@ -214,7 +214,7 @@ def test_a_dataset_smaller_than_a_global_batch_is_refused(make_folder):
 
 def test_a_small_source_of_large_weight_repeats_within_a_batch(make_folder):
     small = Source(
-        path=str(make_folder(["a text of just two samples of sixteen tokens", "x"], name="small")), weight=3.0
+        path=str(make_folder(["a text of two samples of sixteen tokens each", "x"], name="small")), weight=3.0
     )
     large = Source(path=str(make_folder(TEXTS, name="large")))
     dataset = open_dataset(Data(sources=(small, large), seq_len=16, validation_fraction=0.0), 0)
