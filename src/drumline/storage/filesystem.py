@@ -55,9 +55,9 @@ class Filesystem:
             data, offset = data[num_written:], offset + num_written
 
     def _write_some(self, fd: int, data: memoryview, offset: int) -> int:
-        direct = is_direct(fd)
+        was_direct = is_direct(fd)
         # O_DIRECT takes whole blocks only: the tail, and what a short write left unaligned, go through the page cache.
-        if direct and (offset % _DIRECT_ALIGNMENT or len(data) % _DIRECT_ALIGNMENT):
+        if was_direct and (offset % _DIRECT_ALIGNMENT or len(data) % _DIRECT_ALIGNMENT):
             whole = 0 if offset % _DIRECT_ALIGNMENT else len(data) - len(data) % _DIRECT_ALIGNMENT
             if whole:
                 data = data[:whole]
@@ -66,7 +66,8 @@ class Filesystem:
         try:
             return os.pwrite(fd, data, offset)
         except OSError as error:
-            if error.errno != errno.EINVAL or not is_direct(fd):
+            # Asked before the write, not now: another thread may just have turned O_DIRECT off for the same reason.
+            if error.errno not in _UNSUPPORTED or not was_direct:
                 raise
             set_direct(fd, False)  # this filesystem wants another alignment, or granted O_DIRECT without meaning it
             return os.pwrite(fd, data, offset)

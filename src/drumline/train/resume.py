@@ -41,7 +41,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
     found = []
     for key in sorted(before.keys() | now.keys()):
         path = prefix + key
-        if path in _FREE:
+        if path in _FREE or key not in before:  # imported weights come with the model's shape and nothing else
             continue
         a, b = before.get(key), now.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
