@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.models.attention import Attend, SdpaAttend
-from drumline.models.layers import Embedding, FeedForward, Linear, RMSNorm
+from drumline.models.layers import Embedding, FeedForward, Linear
 from drumline.models.loss import CrossEntropy, chunked_cross_entropy
+from drumline.models.norm import RMSNorm
 from drumline.models.rope import Rope, tables
 from drumline.recipe.sections import Model
 

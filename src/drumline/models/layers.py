@@ -1,4 +1,4 @@
-"""The layers that a decoder is made of: linear, embedding, RMSNorm, SwiGLU.
+"""The layers that a decoder is made of: linear, embedding, SwiGLU; the norm is in `drumline.models.norm`.
 
 Weights keep their own dtype (fp32 masters); a layer computes in the dtype of its input and casts the weight to it. So
 plain fp32, fp32 masters under bf16 activations, and weights that sharding has cast already run through the same lines.
@@ -54,32 +54,6 @@ class _Rows(torch.autograd.Function):
         grad = grad_outputs[0].to(torch.promote_types(ctx.weight_dtype, torch.float32))
         rows = torch.ops.aten.embedding_dense_backward(grad, tokens, ctx.num_rows, -1, False)
         return None, rows.to(ctx.weight_dtype), None
-
-
-class RMSNorm(nn.Module):
-    """y = w * x / sqrt(mean(x^2) + eps), over the last dim, in fp32 at least.
-
-    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
-    """
-
-    def __init__(self, dim: int, eps: float, device: torch.device | str = "meta"):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim, device=device, dtype=torch.float32))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last dim; statistics and product in fp32 at least, the result in x's dtype.
-
-    The weight is rounded to x's dtype first, as sharding does that gathers weights in it: so both compute the same.
-    """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    wide = x.to(dtype)
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight.to(x.dtype)).to(x.dtype)
 
 
 class FeedForward(nn.Module):

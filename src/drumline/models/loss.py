@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 
@@ -47,6 +48,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable  # what is returned was computed in the forward: it has no derivative to give
     def backward(ctx, *grad_outputs):
         (grad_loss,) = grad_outputs
         hidden_ND, weight_VD, labels_N = ctx.saved_tensors
@@ -88,9 +90,10 @@ def _run(
             continue
         grad_CV = log_probability_CV.exp_()
         grad_CV.scatter_add_(1, labels_C1, grad_CV.new_full(labels_C1.shape, -1.0))
-        grad_CV = grad_CV.mul_(is_counted_C1).to(hidden_ND.dtype)
+        grad_CV = grad_CV.to(hidden_ND.dtype)
+        # Tokens that do not count are taken out where rows are D wide, not V.
         if grad_hidden_ND is not None:
-            torch.mm(grad_CV, weight, out=grad_hidden_ND[chunk])
+            torch.mm(grad_CV, weight, out=grad_hidden_ND[chunk]).mul_(is_counted_C1)
         if grad_weight_VD is not None:
-            grad_weight_VD += grad_CV.t() @ hidden_CD
+            grad_weight_VD += grad_CV.t() @ (hidden_CD * is_counted_C1)
     return loss
