@@ -1,12 +1,18 @@
 """Activation checkpointing: the same bits, fewer bytes, the same names."""
 
+import collections
 import copy
 
 import pytest
 import torch
+from tests.models.alive import AliveBytes
 from tests.models.hf_reference import LLAMA, QWEN, make, random_tokens
+from tests.ranks import ranks
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.memory import apply_activation_checkpointing
+from drumline.models import build, initialize
 from drumline.recipe.sections import Memory
 
 KINDS = ("none", "full", "every_n", "selective")
@@ -20,21 +26,11 @@ def decoder_with(kind, model=DEEP, compute_dtype=torch.float32):
 
 
 def run(decoder, starts_BT=None):
-    """Loss and, by name, gradients; and the bytes that the forward keeps for the backward, weights apart."""
+    """Loss and, by name, gradients."""
     tokens_BT = random_tokens(2, 65, decoder.shape.vocab_size)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = decoder(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:], starts_BT=starts_BT)
+    loss = decoder(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:], starts_BT=starts_BT)
     loss.backward()
-    return loss, {name: parameter.grad for name, parameter in decoder.named_parameters()}, sum(kept.values())
+    return loss, {name: parameter.grad for name, parameter in decoder.named_parameters()}
 
 
 @pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
@@ -42,19 +38,90 @@ def run(decoder, starts_BT=None):
 @pytest.mark.parametrize("model", [DEEP, QWEN], ids=["llama3", "qwen3"])
 def test_loss_and_gradients_have_the_bits_of_no_checkpointing(kind, compute_dtype, model):
     starts_BT = torch.tensor([[0] * 30 + [30] * 34, [0] * 64], dtype=torch.int32)
-    loss, gradients, _ = run(decoder_with(kind, model, compute_dtype), starts_BT)
-    plain_loss, plain_gradients, _ = run(decoder_with("none", model, compute_dtype), starts_BT)
+    loss, gradients = run(decoder_with(kind, model, compute_dtype), starts_BT)
+    plain_loss, plain_gradients = run(decoder_with("none", model, compute_dtype), starts_BT)
     assert torch.equal(loss, plain_loss)
     for name, gradient in gradients.items():
         assert torch.equal(gradient, plain_gradients[name]), name
 
 
-def test_saved_bytes_fall_in_the_order_none_selective_every_n_full():
-    num_bytes = {kind: run(decoder_with(kind))[2] for kind in ("none", "every_n", "full")}
+def bytes_kept(kind, model=DEEP):
+    """Bytes that are alive between forward and backward, weights apart."""
+    decoder = decoder_with(kind, model)
+    tokens_BT = random_tokens(2, 65, model.vocab_size)
+    with AliveBytes() as alive:
+        loss = decoder(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:])
+        return alive.now(apart_from=(*decoder.parameters(), loss))
+
+
+def test_kept_bytes_fall_from_none_over_selective_and_every_n_to_full():
+    num_bytes = {kind: bytes_kept(kind) for kind in KINDS}
     assert num_bytes["full"] < num_bytes["every_n"] < num_bytes["none"]
-    assert num_bytes["every_n"] - num_bytes["full"] == pytest.approx(
-        (num_bytes["none"] - num_bytes["full"]) / 2, rel=0.02
-    )
+    assert num_bytes["full"] < num_bytes["selective"] < num_bytes["none"]
+    half_of_the_saving = (num_bytes["none"] - num_bytes["full"]) / 2
+    assert num_bytes["every_n"] - num_bytes["full"] == pytest.approx(half_of_the_saving, rel=0.02)
+
+
+def test_full_keeps_one_hidden_state_a_block():
+    hidden_bytes = 2 * 64 * DEEP.dim * 4
+    outside = bytes_kept("full") - DEEP.num_layers * hidden_bytes
+    deeper = DEEP.model_copy(update={"num_layers": 6})
+    assert outside >= 0
+    with_six = bytes_kept("full", deeper)
+    assert with_six - bytes_kept("full") == 2 * hidden_bytes
+
+
+class CountOperators(TorchDispatchMode):
+    """How often each operator ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_computes_no_matmul_and_no_attention_twice():
+    counts = {}
+    for kind in ("none", "selective", "full"):
+        with CountOperators() as counted:
+            run(decoder_with(kind))
+        counts[kind] = counted.counts
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    assert counts["selective"]["aten.mm.default"] == counts["none"]["aten.mm.default"]
+    assert counts["selective"][attention] == counts["none"][attention] == DEEP.num_layers
+    assert counts["full"][attention] == 2 * DEEP.num_layers
+    # Six of a block's seven matmuls: recomputing stops before the last, whose result nothing needs.
+    assert counts["full"]["aten.mm.default"] == counts["none"]["aten.mm.default"] + 6 * DEEP.num_layers
+    assert counts["selective"]["aten.silu.default"] == 2 * DEEP.num_layers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharded_blocks_recompute_with_the_same_bits(kind):
+    @ranks(2)
+    def body():
+        def gradients(kind):
+            decoder = build(DEEP, compute_dtype=torch.bfloat16)
+            apply_activation_checkpointing(decoder, Memory(activation_checkpointing=kind))
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            for block in decoder.layers:
+                fully_shard(block, mp_policy=policy)
+            fully_shard(decoder, mp_policy=policy)
+            for module in decoder.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_gradient_divide_factor(1.0)
+                    module.set_force_sum_reduction_for_comms(True)
+            decoder.to_empty(device="cpu")
+            initialize(decoder, 0)
+            return run(decoder)[1]
+
+        expected = gradients("none")
+        for name, gradient in gradients(kind).items():
+            assert torch.equal(gradient.to_local(), expected[name].to_local()), name
+
+    body()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,6 +137,6 @@ def test_a_copy_of_a_checkpointed_model_computes_with_its_own_weights():
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.zero_()
-    _, gradients, _ = run(twin)
-    _, expected, _ = run(decoder_with("none"))
+    _, gradients = run(twin)
+    _, expected = run(decoder_with("none"))
     assert all(torch.equal(gradients[name], expected[name]) for name in expected)

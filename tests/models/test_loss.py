@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from tests.models.alive import AliveBytes
 
 from drumline.models import chunked_cross_entropy
 
@@ -89,33 +88,12 @@ def test_without_gradients_the_loss_is_the_same_and_nothing_is_kept():
     assert torch.equal(loss, chunked_cross_entropy(16)(hidden, weight, labels))
 
 
-class PeakBytes(TorchDispatchMode):
-    """The most bytes alive at once in storages that operators made while it was active."""
-
-    def __init__(self):
-        super().__init__()
-        self.storages, self.peak = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.storages[storage.data_ptr()] = (
-                    torch.multiprocessing.reductions.StorageWeakRef(storage),
-                    storage.nbytes(),
-                )
-        self.storages = {pointer: entry for pointer, entry in self.storages.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self.storages.values()))
-        return result
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_is_that_of_a_chunk_and_the_gradients(dtype):
     num_tokens, dim, vocab, chunk = 2048, 32, 1000, 128
     hidden, weight, labels = case(num_tokens, dim, vocab, dtype=torch.float32)
     hidden = hidden.detach().to(dtype).requires_grad_()
-    with PeakBytes() as measured:
+    with AliveBytes() as measured:
         chunked_cross_entropy(chunk)(hidden, weight, labels).backward()
     logits_bytes = num_tokens * vocab * 4
     chunk_bytes = 3 * chunk * vocab * 4  # logits, log-probabilities and one cast at a time
@@ -125,7 +103,7 @@ def test_peak_memory_is_that_of_a_chunk_and_the_gradients(dtype):
 
 def test_the_memory_meter_sees_full_logits():
     hidden, weight, labels = case(2048, 32, 1000, dtype=torch.float32)
-    with PeakBytes() as measured:
+    with AliveBytes() as measured:
         F.cross_entropy(F.linear(hidden, weight), labels.clamp(min=0)).backward()
     assert measured.peak >= 2 * 2048 * 1000 * 4
 

@@ -9,13 +9,16 @@ Recomputing runs the same operators on the same inputs, so gradients have the bi
 Sources: Chen et al. 2016, arXiv:1604.06174 (full); Korthikanti et al. 2022, arXiv:2205.05198, section 5 (selective).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from drumline.recipe.sections import Memory
 
@@ -49,20 +52,23 @@ def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:
     if memory.activation_checkpointing == "none":
         return
     stride = memory.every_n if memory.activation_checkpointing == "every_n" else 1
-    contexts = _selective_contexts if memory.activation_checkpointing == "selective" else None
+    is_selective = memory.activation_checkpointing == "selective"
+    options = {"context_fn": _selective_contexts} if is_selective else {}
     for i, block in enumerate(model.layers):  # pyright: ignore[reportArgumentType]
         if i % stride == 0:
-            block.forward = _recomputed(block.forward, contexts)
+            block.forward = _Recomputed(block.forward, options)
 
 
-def _recomputed(
-    forward: Callable[..., torch.Tensor], contexts: Callable[[], Any] | None
-) -> Callable[..., torch.Tensor]:
-    # No operator of a block draws random numbers, so the generators' states need not be saved and restored.
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if contexts is not None:
-        options["context_fn"] = contexts
-    return functools.partial(checkpoint, forward, **options)
+class _Recomputed:
+    """A forward that keeps its inputs only. An object and not a closure: it is copied with its block, and compiled."""
+
+    def __init__(self, forward: Callable[..., Any], options: dict[str, Any]):
+        self.forward = forward
+        self.options = options
+
+    def __call__(self, *args, **kwargs):
+        # No operator of a block draws random numbers, so the generators' states need not be saved and restored.
+        return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **self.options, **kwargs)
 
 
 def _selective_contexts():

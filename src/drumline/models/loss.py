@@ -49,7 +49,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # what is returned was computed in the forward: it has no derivative to give
-    def backward(ctx, *grad_outputs):
+    def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad_loss,) = grad_outputs
         hidden_ND, weight_VD, labels_N = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None

@@ -1,0 +1,51 @@
+"""torch.compile of each block, whole."""
+
+import pytest
+import torch
+from tests.models.hf_reference import LLAMA, make, random_tokens
+
+from drumline.memory import apply_activation_checkpointing
+from drumline.models import select
+from drumline.recipe.sections import Memory
+
+# Dynamo itself looks at .grad of a block's input; it silences the warning, but not where warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def gradients(decoder, starts_BT):
+    tokens_BT = random_tokens(2, 65, decoder.shape.vocab_size)
+    decoder(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:], starts_BT=starts_BT).backward()
+    return {name: parameter.grad for name, parameter in decoder.named_parameters()}
+
+
+def check(kind, checkpointing, backend):
+    attend, _ = select(kind, "cpu")
+    starts_BT = torch.tensor([[0] * 30 + [30] * 34, [0] * 64], dtype=torch.int32)
+    expected = gradients(make(LLAMA, attend=attend), starts_BT)
+    compiled = make(LLAMA, attend=attend)
+    apply_activation_checkpointing(compiled, Memory(activation_checkpointing=checkpointing))
+    torch.compiler.reset()
+    for block in compiled.layers:
+        block.compile(fullgraph=True, backend=backend)
+    for name, gradient in gradients(compiled, starts_BT).items():
+        assert (gradient - expected[name]).norm() < 2e-6 * expected[name].norm(), name
+
+
+@pytest.fixture(params=["sdpa", "kernel"])
+def kind(request):
+    if request.param == "kernel":
+        kernels = pytest.importorskip("drumline.numerics.kernels")
+        if kernels.reason():
+            pytest.skip(kernels.reason())
+    return request.param
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_a_block_is_one_graph_and_has_the_gradients_of_eager(kind, checkpointing):
+    check(kind, checkpointing, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+def test_a_block_compiled_by_inductor_has_the_gradients_of_eager(kind, checkpointing):
+    check(kind, checkpointing, "inductor")
