@@ -23,7 +23,7 @@ def test_a_disk_that_is_full_after_any_byte_fails_the_save_and_leaves_the_last_c
     for room in range(0, 40_000, 701):
         with Saver(tmp_path, filesystem=FullFilesystem(room), keep=9) as saver:
             handle = saver.save(2, pieces, {})
-            handle._done.wait()
+            handle.settle()
             if handle.error is None:
                 break
             with pytest.raises(SaveError) as caught:

@@ -302,3 +302,14 @@ def test_saving_leaks_no_file_descriptors(tmp_path):
             open_commit(saver.save(step, pieces, {}).wait()).read_into(empty_pieces(tensors))
             counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[-1] == counts[1]
+
+
+def test_what_was_prepared_for_is_saved_as_without(tmp_path):
+    tensors = random_tensors()
+    pieces = [whole(name, tensor) for name, tensor in tensors.items()]
+    with Saver(tmp_path) as saver:
+        saver.prepare(pieces)
+        saver.prepare([*pieces, whole("model.large", torch.ones(1 << 20))])
+        path = saver.save(1, pieces, {}).wait()
+        saver.prepare(pieces)
+    assert_holds(path, tensors)

@@ -8,8 +8,9 @@ Knows nothing of modules, meshes or optimizers, and never reads a pickle.
 from drumline.checkpoint.commit import Commit, open_commit
 from drumline.checkpoint.errors import CommitError, DamagedCommitError, NotACommitError, SaveError
 from drumline.checkpoint.folder import newest_commit
+from drumline.checkpoint.handle import CommitHandle
 from drumline.checkpoint.piece import Piece, whole
-from drumline.checkpoint.saver import CommitHandle, Saver
+from drumline.checkpoint.saver import Saver
 
 __all__ = [
     "Commit",

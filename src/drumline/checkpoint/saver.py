@@ -5,10 +5,10 @@ for the same steps in the same order. There is one buffer: a save that comes whi
 waits for it, so memory is bounded by one snapshot.
 """
 
+import functools
 import json
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from drumline.checkpoint.errors import SaveError
 from drumline.checkpoint.folder import Folder
+from drumline.checkpoint.handle import CommitHandle
 from drumline.checkpoint.index import CHUNK_BYTES, ENVIRONMENT, RECIPE, STATE
 from drumline.checkpoint.piece import Piece
 from drumline.checkpoint.rendezvous import await_errors
@@ -31,64 +32,6 @@ _log = logging.getLogger(__name__)
 
 # How long leaving waits: for a save under way when the run failed, and for other ranks to see why a save failed.
 _FAREWELL_S = 5.0
-
-
-class CommitHandle:
-    """A save under way, or done.
-
-    Args:
-        path: where the commit will be.
-        step: of the commit.
-        num_bytes: of its logical tensors; each replica counts once.
-    """
-
-    def __init__(self, path: Path, step: int, num_bytes: int):
-        self.path = path
-        self.step = step
-        self.stall_s = 0.0
-        self.duration_s = 0.0
-        self.num_bytes = num_bytes
-        self._thread = threading.Thread()
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._was_raised = False
-
-    def done(self) -> bool:
-        """Whether it is over, well or not."""
-        return self._done.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why there is no commit; None while it is under way, and when it is made."""
-        return self._error
-
-    def wait(self, timeout_s: float | None = None) -> Path:
-        """Waits until the commit is made and durable.
-
-        Args:
-            timeout_s: longest wait, seconds; None: as long as the saver allows.
-
-        Returns:
-            The commit's folder.
-
-        Raises:
-            SaveError: there is no such commit, or not yet.
-        """
-        if not self._done.wait(timeout_s):
-            raise SaveError(f"step {self.step} is still being written after {timeout_s:g} s")
-        self._join()
-        if self._error is not None:
-            self._was_raised = True
-            raise self._error
-        return self.path
-
-    def _join(self) -> None:
-        # Only a moment: it is done. A daemon that is still unwinding when the interpreter ends can abort the process.
-        self._thread.join()
-
-    def _finish(self, error: BaseException | None) -> None:
-        self._error = error
-        self._done.set()
 
 
 class Saver:
@@ -157,7 +100,9 @@ class Saver:
             raise SaveError(problem)
 
     def prepare(self, pieces: Sequence[Piece]) -> None:
-        """Makes room for the snapshots, so that the first save stalls no longer than the others.
+        """Begins to make room for the snapshots, so that the first save stalls no longer than the others.
+
+        It returns at once; a thread touches the memory.
 
         Args:
             pieces: as they will be saved.
@@ -202,12 +147,8 @@ class Saver:
         snapshot = self._snapshots.take(pieces)
         self._num_saves += 1
         handle = self._last = CommitHandle(save.target, step, _logical_bytes(pieces))
-        # A daemon: when the run dies of something else, a save that waits for a dead rank must not keep the process.
-        handle._thread = threading.Thread(
-            target=self._write, args=(save, snapshot, handle), name=f"save-{step}", daemon=True
-        )
+        handle.run(functools.partial(self._write, save, snapshot))
         del snapshot
-        handle._thread.start()
         if not self._asynchronous:
             handle.wait()
         handle.stall_s = time.perf_counter() - began
@@ -220,10 +161,8 @@ class Saver:
             SaveError: it failed, and nobody was told yet.
         """
         if self._last is not None:
-            self._last._done.wait()
-            self._last._join()
-            if self._last.error is not None and not self._last._was_raised:
-                self._last.wait()
+            self._last.settle()
+            self._last.raise_unseen()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Waits for the save under way and gives the memory back.
@@ -236,9 +175,8 @@ class Saver:
         """
         self._is_closed = True
         if self._last is not None:
-            if not self._last._done.wait(timeout_s):
+            if not self._last.settle(timeout_s):
                 raise SaveError(f"step {self._last.step} was still being written after {timeout_s:g} s and is given up")
-            self._last._join()
             self._snapshots.release()
             if self._rank == 0 and self._failed:
                 await_errors(self._failed[-1], self._world_size, _FAREWELL_S)
@@ -257,19 +195,15 @@ class Saver:
         except Exception as error:  # what ended the run matters more
             _log.warning("%s", error)
 
-    def _write(self, save: Save, snapshot: Snapshot, handle: CommitHandle) -> None:
-        began = time.perf_counter()
-        error: BaseException | None = None
+    def _write(self, save: Save, snapshot: Snapshot) -> None:
         try:
             carry_out(save, snapshot)
             self._remove_failed()  # every rank took part in this save, so every rank has seen the failure before it
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
             self._failed.append(save.unfinished)
             if self._asynchronous and save.rank == 0:  # now, not only when somebody asks
-                _log.error("%s", raised)
-        handle.duration_s = time.perf_counter() - began
-        handle._finish(error)
+                _log.error("%s", error)
+            raise
 
     def _open(self, session: str | None) -> str | None:
         try:

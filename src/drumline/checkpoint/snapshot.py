@@ -3,6 +3,7 @@
 The copy is done before `take` returns, so that an optimizer step right after changes nothing of it.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,47 @@ class Snapshot:
     memory: memoryview
 
 
+class Reserving:
+    """Makes an arena large enough, behind the caller's back where that takes time.
+
+    Args:
+        arena: the buffer.
+        num_bytes: that it must hold.
+        pin: register it with CUDA.
+    """
+
+    def __init__(self, arena: Arena, num_bytes: int, pin: bool):
+        self._arena = arena
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._size = num_bytes, pin
+
+    def start(self) -> None:
+        """Begins; nothing is to be done where the arena is large enough."""
+        if not self._arena.holds(*self._size):
+            self._thread = threading.Thread(target=self._reserve, name="reserve-snapshot", daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Waits until it is done.
+
+        Raises:
+            DrumlineError: there is not that much memory.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            size = f"{self._size[0]:,} bytes"
+            raise DrumlineError(f"no memory for the snapshot of a commit, {size}: {self._error}") from self._error
+
+    def _reserve(self) -> None:
+        try:
+            self._arena.reserve(self._size[0], pin=self._size[1])
+        except BaseException as error:
+            self._error = error
+
+
 class Snapshots:
     """Takes snapshots of one rank into one reused buffer; the next one overwrites the last."""
 
@@ -61,9 +103,12 @@ class Snapshots:
         self._signature: list[tuple[object, ...]] = []
         self._plan = Plan((), 0)
         self._sources: list[int] = []
+        self._reserving = Reserving(self._arena, 0, False)
 
     def prepare(self, pieces: Sequence[Piece]) -> None:
-        """Makes room for the snapshot of these pieces, so that the first one is as quick as the others.
+        """Begins to make room for the snapshot of these pieces, so that the first one is as quick as the others.
+
+        Touching fresh memory takes longer than copying into it; a thread does that, and `take` waits for it.
 
         Args:
             pieces: as they will be saved.
@@ -77,7 +122,10 @@ class Snapshots:
         if signature != self._signature:
             self._plan, self._sources = plan(pieces, self._rank)
             self._signature = signature
-        self._arena.reserve(self._plan.num_bytes, pin=any(piece.tensor.is_cuda for piece in pieces))
+        num_bytes, pin = self._plan.num_bytes, any(piece.tensor.is_cuda for piece in pieces)
+        self._reserving.join()
+        self._reserving = Reserving(self._arena, num_bytes, pin)
+        self._reserving.start()
 
     def take(self, pieces: Sequence[Piece]) -> Snapshot:
         """Copies this rank's share.
@@ -92,6 +140,7 @@ class Snapshots:
             DrumlineError: they contradict each other.
         """
         self.prepare(pieces)
+        self._reserving.join()
         sources = [pieces[position].tensor for position in self._sources]
         with torch.no_grad():
             for entry, source in zip(self._plan.entries, sources, strict=True):
@@ -103,6 +152,7 @@ class Snapshots:
 
     def release(self) -> None:
         """Gives the buffer back."""
+        self._reserving.join()
         self._arena.release()
 
 

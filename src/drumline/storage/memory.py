@@ -39,11 +39,16 @@ class Arena:
         self._memory: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = False
+        self._was_pinned = False  # or at least asked for
 
     @property
     def num_bytes(self) -> int:
         """Size of the buffer."""
         return self._bytes.numel()
+
+    def holds(self, num_bytes: int, pin: bool) -> bool:
+        """Whether `reserve` would have nothing to do."""
+        return num_bytes <= self.num_bytes and (self._was_pinned or not pin)
 
     def reserve(self, num_bytes: int, *, pin: bool) -> None:
         """Makes the buffer at least this large, and touches its pages. What was in it is lost if it grows.
@@ -61,7 +66,8 @@ class Arena:
             self._memory = memory
             self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
             self._bytes.zero_()  # touches the pages, outside the interpreter's lock
-        if pin and not self._is_pinned and self.num_bytes:
+        if pin and not self._was_pinned and self.num_bytes:
+            self._was_pinned = True
             code = _driver().cudaHostRegister(self._bytes.data_ptr(), self.num_bytes, 0)
             self._is_pinned = int(code) == 0  # where it is refused (locked-memory limit) copies are slower, not wrong
 
@@ -69,7 +75,7 @@ class Arena:
         """Gives the memory back. No view of it may be used afterwards."""
         if self._is_pinned:
             _driver().cudaHostUnregister(self._bytes.data_ptr())
-        self._is_pinned = False
+        self._is_pinned = self._was_pinned = False
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._memory = None  # unmapped once the last view is gone
 
