@@ -21,6 +21,9 @@ from drumline.data.tokenizer import train_bpe
 from drumline.data.writer import ShardWriter, dtype_for
 from drumline.recipe.errors import CheckFailed, DrumlineError
 
+# Python 3.12 and later warn of a fork beside threads, such as the tokenizer library's; the children here start none.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
 FORK = multiprocessing.get_context("fork")
 
 

@@ -104,7 +104,9 @@ class Data(Section):
         default=True, description="Attention does not cross from one packed document into another."
     )
     shuffle: bool = Field(default=True, description="Visit samples in a keyed permutation; off: in stored order.")
-    validation_fraction: Fraction = Field(default=0.01, description="Share of documents kept for validation.")
+    validation_fraction: Fraction = Field(
+        default=0.01, description="Share of documents kept for validation, unless a prepared folder fixed its own."
+    )
     num_workers: Natural = Field(default=1, description="Threads that prepare batches ahead; 0: none.")
     prefetch: Positive = Field(default=2, description="Steps that the loader keeps ready.")
 
