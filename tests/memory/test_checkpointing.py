@@ -5,13 +5,12 @@ import copy
 
 import pytest
 import torch
-from tests.models.alive import AliveBytes
 from tests.models.hf_reference import LLAMA, QWEN, make, random_tokens
 from tests.ranks import ranks
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from drumline.memory import apply_activation_checkpointing
+from drumline.memory import AliveBytes, apply_activation_checkpointing
 from drumline.models import build, initialize
 from drumline.recipe.sections import Memory
 
@@ -62,13 +61,13 @@ def test_kept_bytes_fall_from_none_over_selective_and_every_n_to_full():
     assert num_bytes["every_n"] - num_bytes["full"] == pytest.approx(half_of_the_saving, rel=0.02)
 
 
-def test_full_keeps_one_hidden_state_a_block():
-    hidden_bytes = 2 * 64 * DEEP.dim * 4
-    outside = bytes_kept("full") - DEEP.num_layers * hidden_bytes
-    deeper = DEEP.model_copy(update={"num_layers": 6})
-    assert outside >= 0
-    with_six = bytes_kept("full", deeper)
-    assert with_six - bytes_kept("full") == 2 * hidden_bytes
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+def test_kept_bytes_of_a_block_are_those_of_the_formula(kind):
+    D, F, H = DEEP.dim, DEEP.hidden_dim, DEEP.num_heads
+    heads = 2 * (H + DEEP.num_kv_heads) * DEEP.head_dim
+    elements = {"none": 4 * D + heads + 4 * F + H + 2, "selective": 3 * D + heads + 2 * F + H, "full": D}
+    deeper = DEEP.model_copy(update={"num_layers": DEEP.num_layers + 2})
+    assert bytes_kept(kind, deeper) - bytes_kept(kind) == 2 * elements[kind] * 4 * (2 * 64)
 
 
 class CountOperators(TorchDispatchMode):

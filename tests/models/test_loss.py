@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models.alive import AliveBytes
 
+from drumline.memory import AliveBytes
 from drumline.models import chunked_cross_entropy
 
 
