@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from drumline.data import Batch
+from drumline.parallel import Gradients
 from drumline.recipe.errors import CheckFailed
 from drumline.train.setup import Parts
 from drumline.train.state import Parameters
@@ -17,34 +18,46 @@ class NonFiniteError(CheckFailed):
     """A loss or a gradient became infinite or not a number; no weight has been changed by this step."""
 
 
-def find_in_forward(model: nn.Module, batches: Sequence[Batch]) -> str | None:
-    """Runs the forward again and names the first module whose output is not finite.
+def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch]) -> tuple[str | None, str | None]:
+    """Runs forward and backward again and watches every module's output and its gradient.
 
-    Every rank must call this at once: a sharded model gathers parameters as it goes.
+    The gradients of the step itself are sums over ranks already and cannot say where a value came from. Every rank must
+    call this at once: a sharded model communicates as it goes.
 
     Returns:
-        The module's logical name and the batch, or None where every output is finite.
+        The first module whose output is not finite, and the first, from the loss backwards, where the gradient of the
+        output is not; each None where all are finite. The gradients are garbage afterwards.
     """
-    found: list[str] = []
+    forward: list[str] = []
+    backward: list[str] = []
     index = 0
 
     def watch(name: str):
         def hook(module: nn.Module, args: object, output: object) -> None:
-            if not found and isinstance(output, torch.Tensor) and not torch.isfinite(output).all():
-                found.append(f"{name or 'the loss'} (micro-batch {index})")
+            if not isinstance(output, torch.Tensor):
+                return
+            place = f"{name or 'the loss'} (micro-batch {index})"
+            _note(forward, place, output)
+            if output.requires_grad:
+                output.register_hook(lambda grad: _note(backward, place, grad))
 
         return hook
 
     # A parent's hook runs after its children's, so that the first to speak is the innermost module.
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     try:
-        with torch.no_grad():
-            for index, batch in enumerate(batches):  # noqa: B007 (the hooks read it)
-                model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT)
+        gradients.set_sync(False)
+        for index, batch in enumerate(batches):  # noqa: B007 (the hooks read it)
+            model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT).backward()
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else None
+    return next(iter(forward), None), next(iter(backward), None)
+
+
+def _note(found: list[str], place: str, value: torch.Tensor) -> None:
+    if not found and not torch.isfinite(value).all():
+        found.append(place)
 
 
 def find_in_gradients(parameters: Parameters) -> str | None:
@@ -66,15 +79,13 @@ def explain(step: int, loss: float, grad_norm: float, parts: Parts, batches: Seq
     Returns:
         One message, the same on every rank.
     """
-    where = find_in_forward(parts.model, batches)
-    reports = parts.world.gather_objects((where, find_in_gradients(parts.parameters)))
+    parameter = find_in_gradients(parts.parameters)
+    reports = parts.world.gather_objects((*find_first(parts.model, parts.gradients, batches), parameter))
     head = f"step {step}: loss {loss:g}, gradient norm {grad_norm:g}; stopped before the optimizer step"
-    for rank, (module, _) in enumerate(reports):
-        if module is not None:
-            return f"{head}\n  first in the forward of rank {rank}: {module}"
-    for rank, (_, parameter) in enumerate(reports):
-        if parameter is not None:
-            return f"{head}\n  first in the backward of rank {rank}: gradient of {parameter}"
+    for at, what in enumerate(("output of", "gradient of the output of", "gradient, summed over ranks, of")):
+        for rank, report in enumerate(reports):
+            if report[at] is not None:
+                return f"{head}\n  first not finite on rank {rank}: {what} {report[at]}"
     return f"{head}\n  every module's output and every gradient is finite by itself: the sum of squares overflowed"
 
 

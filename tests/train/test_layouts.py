@@ -1,0 +1,59 @@
+"""Every data-parallel layout trains the same run: the same global batches, losses equal to rounding."""
+
+import pytest
+from tests.train.runs import rows, train_here
+
+KEYS = ("run.steps=6", "checkpoint.at_end=false")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    run = tmp_path_factory.mktemp("one")
+    train_here(run, *KEYS)
+    return rows(run, "step"), rows(run, "validation")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("layout=dp2",),
+        ("layout=fsdp2", "layout.zero=1"),
+        ("layout=fsdp2", "layout.zero=2"),
+        ("layout=fsdp2", "layout.zero=3"),
+        ("layout=dp2.fsdp2",),
+        ("layout=dp4",),
+        ("layout=fsdp4",),
+        ("data.micro_batch=4",),
+        ("data.num_workers=0",),
+        ("memory.activation_checkpointing=full",),
+        ("memory.activation_checkpointing=selective", "layout=fsdp2"),
+        ("memory.activation_checkpointing=every_n", "layout=dp2"),
+        ("model.attention=sdpa",),
+        ("optimizer.implementation=fused",),
+    ],
+    ids=" ".join,
+)
+def test_losses_are_those_of_one_rank(overrides, one_rank, tmp_path):
+    train_here(tmp_path, *KEYS, *overrides)
+    steps, validations = one_rank
+    found = rows(tmp_path, "step")
+    assert [row["num_tokens"] for row in found] == [row["num_tokens"] for row in steps]
+    for kind, expected in (("step", steps), ("validation", validations)):
+        for a, b in zip(rows(tmp_path, kind), expected, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    assert [row["grad_norm"] for row in found] == pytest.approx([row["grad_norm"] for row in steps], rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["dp1", "dp2", "fsdp2"])
+def test_bf16_trains_close_to_fp32(layout, one_rank, tmp_path):
+    train_here(tmp_path, *KEYS, "precision.compute=bf16", f"layout={layout}")
+    losses = [row["loss"] for row in rows(tmp_path, "step")]
+    assert losses == pytest.approx([row["loss"] for row in one_rank[0]], rel=5e-3)
+    assert losses != [row["loss"] for row in one_rank[0]]
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_the_same_run(one_rank, tmp_path):
+    train_here(tmp_path, *KEYS, "run.compile=true")
+    losses = [row["loss"] for row in rows(tmp_path, "step")]
+    assert losses == pytest.approx([row["loss"] for row in one_rank[0]], rel=1e-5)
