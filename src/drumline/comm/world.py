@@ -124,10 +124,7 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
             store = PrefixStore(f"attempt{place.attempt}", store)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError, OSError) as error:
-            raise JoinError(
-                f"rank {place.rank} of {place.world_size} could not join at {place.master_addr}:{place.master_port}: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+            raise JoinError(_why_not_joined(place, str(error).splitlines()[0])) from error
     return World(place, device)
 
 
@@ -135,3 +132,13 @@ def leave() -> None:
     """Leaves the world, if one was joined."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _why_not_joined(place: Place, reason: str) -> str:
+    address = f"{place.master_addr}:{place.master_port}"
+    head = f"rank {place.rank} of {place.world_size} could not join at {address}"
+    if "EADDRINUSE" in reason:
+        return f"{head}: another process listens on that port; set MASTER_PORT to a free one on every rank"
+    if place.rank:
+        return f"{head}: {reason}\n  is rank 0 running there, and is the port open between the hosts?"
+    return f"{head}: {reason}"
