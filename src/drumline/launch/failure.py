@@ -105,8 +105,8 @@ def describe(exits: Sequence[RankExit], logs: dict[int, Path]) -> str:
     first = first_failure(exits)
     report = first.report
     if report is not None and report.is_request_error:
-        same = {end.report.message if end.report else None for end in exits if not end.is_stopped} == {report.message}
-        return report.message if same else f"rank {first.rank}: {report.message}"
+        said_by = [end.rank for end in exits if end.report and end.report.message == report.message]
+        return report.message if 0 in said_by else f"rank {first.rank}: {report.message}"
     lines = [f"rank {first.rank} failed first: {_account(first)}", f"  log: {logs[first.rank]}"]
     others = _others([end for end in exits if end is not first])
     return "\n".join([*lines, *([f"  after it: {others}"] if others else [])])

@@ -7,13 +7,14 @@ or Ctrl-C is passed on: the ranks finish their step, commit and end with 0; a se
 import importlib
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from drumline.launch.failure import RankExit, describe, exit_code, first_failure, signal_name
+from drumline.launch.failure import REQUEST_WRONG, RankExit, describe, exit_code, first_failure, signal_name
 from drumline.launch.interrupt import Interrupts
 
 # What ranks import anyway; done once in the launcher, every forked rank has it (1.7 s each otherwise).
@@ -71,13 +72,14 @@ def launch_local(
         OSError: the log folder cannot be written.
     """
     say = say or _say
+    is_new = not log_dir.exists()
     log_dir.mkdir(parents=True, exist_ok=True)
     interrupts = Interrupts()
     with interrupts.caught(), tempfile.TemporaryDirectory(prefix="drumline-") as folder:
         method = "spawn" if device == "cuda" else "fork"
         if method == "fork":
             _load(preload)
-        return _Launch(entry, nproc, log_dir.absolute(), Path(folder), interrupts, say).run(
+        code = _Launch(entry, nproc, log_dir.absolute(), Path(folder), interrupts, say).run(
             method=method,
             max_restarts=max_restarts,
             timeout_s=timeout_s,
@@ -85,6 +87,9 @@ def launch_local(
             port=port,
             num_threads=num_threads,
         )
+    if code == REQUEST_WRONG and is_new:
+        shutil.rmtree(log_dir, ignore_errors=True)  # nothing ran, so nothing is left behind
+    return code
 
 
 class _Launch:
