@@ -37,7 +37,7 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_fused_attention_overrideable.default,
     )
 )
-_OWN_NAMESPACE = "drumline"  # the own kernels' operators: each does the work of a matmul
+_KEPT_NAMES = ("drumline::attention", "flex_attention")
 
 
 def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:
@@ -76,5 +76,5 @@ def _selective_contexts():
 
 
 def _keep_matmuls_and_attention(context, operator, *args, **kwargs) -> CheckpointPolicy:
-    is_kept = operator in _KEPT or operator.namespace == _OWN_NAMESPACE or operator.name() == "flex_attention"
+    is_kept = operator in _KEPT or operator.name() in _KEPT_NAMES
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from drumline.numerics import kernels
+
 
 class Linear(nn.Linear):
     """y = x W^T without bias; W is [out, in]."""
@@ -69,4 +71,8 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(hidden_dim, dim, device)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return self.down_proj(_swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
+
+
+def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return kernels.swiglu(gate, up) if kernels.take(gate, up) else F.silu(gate) * up

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from drumline.numerics import kernels
+
 IGNORED = -100
 
 CrossEntropy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -79,21 +81,33 @@ def _run(
     dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
     weight = weight_VD.detach().to(hidden_ND.dtype)
     loss = torch.zeros((), dtype=dtype, device=hidden_ND.device)
+    wants_gradient = grad_hidden_ND is not None or grad_weight_VD is not None
     for start in range(0, hidden_ND.shape[0], chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         hidden_CD, labels_C = hidden_ND[chunk].detach(), labels_N[chunk]
         is_counted_C1 = (labels_C != IGNORED)[:, None]
-        labels_C1 = labels_C.clamp(min=0)[:, None]
-        log_probability_CV = F.log_softmax(F.linear(hidden_CD, weight).to(dtype), dim=-1)
-        loss -= (log_probability_CV.gather(1, labels_C1) * is_counted_C1).sum()
-        if grad_hidden_ND is None and grad_weight_VD is None:
-            continue
-        grad_CV = log_probability_CV.exp_()
-        grad_CV.scatter_add_(1, labels_C1, grad_CV.new_full(labels_C1.shape, -1.0))
-        grad_CV = grad_CV.to(hidden_ND.dtype)
+        chunk_loss, grad_CV = _of_logits(F.linear(hidden_CD, weight), labels_C, wants_gradient)
+        loss += chunk_loss
         # Tokens that do not count are taken out where rows are D wide, not V.
         if grad_hidden_ND is not None:
             torch.mm(grad_CV, weight, out=grad_hidden_ND[chunk]).mul_(is_counted_C1)
         if grad_weight_VD is not None:
             grad_weight_VD += grad_CV.t() @ (hidden_CD * is_counted_C1)
     return loss
+
+
+def _of_logits(
+    logits_CV: torch.Tensor, labels_C: torch.Tensor, wants_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of a chunk, and in the logits' dtype the gradient of each row as if its label counted."""
+    if kernels.take(logits_CV):
+        return kernels.cross_entropy_(logits_CV, labels_C, IGNORED, wants_gradient).sum(), logits_CV
+    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    log_probability_CV = F.log_softmax(wide_CV, dim=-1)
+    labels_C1 = labels_C.clamp(min=0)[:, None]
+    loss = -(log_probability_CV.gather(1, labels_C1) * (labels_C != IGNORED)[:, None]).sum()
+    if not wants_gradient:
+        return loss, log_probability_CV
+    grad_CV = log_probability_CV.exp_()
+    grad_CV.scatter_add_(1, labels_C1, grad_CV.new_full(labels_C1.shape, -1.0))
+    return loss, grad_CV.to(logits_CV.dtype)
