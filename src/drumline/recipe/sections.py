@@ -130,7 +130,7 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="Clip gradients to this global norm; 0: never."
     )
-    implementation: Literal["foreach", "fused"] = Field(default="foreach", description="torch's AdamW implementation.")
+    implementation: Literal["foreach", "fused"] = Field(default="fused", description="torch's AdamW implementation.")
 
 
 class Schedule(Section):
