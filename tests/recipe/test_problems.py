@@ -83,7 +83,7 @@ CASES = [
     ("layout-tp-hidden", "layout.tp", ["layout.tp=16", "model.hidden_dim=760"], {}, (8,)),
     ("layout-tp-vocab", "layout.tp", ["layout.tp=3"], {}, (2, 4)),
     ("layout-cp-seq", "layout.cp", ["layout.cp=3"], {}, (2, 4)),
-    ("layout-cp-seq", "layout.cp", ["layout.cp=512"], {}, (256,)),
+    ("layout-cp-seq", "layout.cp", ["layout.cp=512"], {}, (128,)),
     ("layout-pp-layers", "layout.pp", ["layout.pp=7"], {}, (6,)),
     ("layout-ep-dense", "layout.ep", ["layout.ep=2"], {}, (1,)),
     ("layout-world", "layout", ["layout=dp2"], {"world_size": 4}, ("dp4", "dp2.fsdp2", "fsdp4")),
