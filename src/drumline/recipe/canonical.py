@@ -44,16 +44,16 @@ def is_maths(key: str) -> bool:
     return key not in NOT_MATHS and key.split(".")[0] not in NOT_MATHS
 
 
-def flat(recipe: Recipe) -> dict[str, Any]:
+def flat(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:
     """Every value of a recipe by its dotted key.
 
     Args:
-        recipe: the recipe.
+        recipe: the recipe, or its JSON values as another version of drumline may have written them.
 
     Returns:
         Dotted key -> value; an element of a list is named by its number.
     """
-    return dict(_flatten(recipe.model_dump(mode="json"), ""))
+    return dict(_flatten(recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe, ""))
 
 
 def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:

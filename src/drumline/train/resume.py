@@ -1,72 +1,53 @@
-"""Which recipe may go on from which commit: what defines the maths must be the same, how it is spread and reported
-may change.
+"""Which recipe may go on from which commit: what defines the maths must be the same; how it is spread and reported may
+change, and a run may be made longer or shorter.
 """
 
 from typing import Any
 
-from drumline.recipe.errors import DrumlineError
-from drumline.recipe.sections import Recipe
-
-# Keys that may differ between a run and its continuation; everything else is part of what the run *is*.
-_FREE = (
-    "name",
-    "layout",
-    "memory",
-    "checkpoint",
-    "resilience",
-    "metrics",
-    "data.micro_batch",
-    "data.num_workers",
-    "data.prefetch",
-    "data.cache_dir",
-    "optimizer.implementation",
-    "run.name",
-    "run.dir",
-    "run.steps",
-    "run.device",
-    "run.threads",
-    "run.compile",
-    "run.validate_every",
-    "run.validation_batches",
-    "run.profile",
-)
+from drumline.recipe import ABSENT, DrumlineError, Recipe, flat, is_maths
 
 
 class AnotherRunError(DrumlineError):
     """The run directory holds commits of a run that is defined otherwise."""
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """The keys that define a run and differ between two resolved recipes, with both values."""
-    found = []
-    for key in sorted(before.keys() | now.keys()):
-        path = prefix + key
-        if path in _FREE or key not in before:  # imported weights come with the model's shape and nothing else
-            continue
-        a, b = before.get(key), now.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, path + ".")
-        elif a != b:
-            found.append((path, a, b))
-    return found
+def differences(before: dict[str, Any], recipe: Recipe) -> list[tuple[str, Any, Any]]:
+    """The keys that define a run and differ.
+
+    Args:
+        before: a commit's resolved recipe, as JSON values.
+        recipe: that is about to run.
+
+    Returns:
+        (key, value there, value here).
+    """
+    there, here = flat(before), flat(recipe)
+    # Imported weights come with the model's shape and nothing else; an older drumline knew fewer keys.
+    known = {_field(key) for key in there}
+    changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key, ABSENT) != here.get(key, ABSENT)]
+    return [
+        (key, there.get(key, ABSENT), here.get(key, ABSENT))
+        for key in changed
+        if is_maths(key) and key != "run.steps" and _field(key) in known
+    ]
 
 
-def require_same_run(
-    before: dict[str, Any], recipe: Recipe, where: object, *, sections: tuple[str, ...] | None = None
-) -> None:
+def _field(key: str) -> str:
+    return ".".join(key.split(".")[:2])
+
+
+def require_same_run(before: dict[str, Any], recipe: Recipe, where: object) -> None:
     """Checks that a recipe continues the run that a commit belongs to.
 
     Args:
         before: the commit's resolved recipe, as JSON values.
         recipe: that is about to run.
         where: the commit, for the message.
-        sections: only these must be the same; None: all that define a run.
 
     Raises:
         AnotherRunError: lists every key that defines the run and differs.
     """
-    now = recipe.model_dump(mode="json")
-    changed = [row for row in differences(before, now) if sections is None or row[0].split(".")[0] in sections]
+    changed = differences(before, recipe)
     if changed:
         lines = "\n".join(f"  {key}: {a!r} there, {b!r} here" for key, a, b in changed)
         raise AnotherRunError(

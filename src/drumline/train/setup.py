@@ -92,8 +92,7 @@ def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
     if not isinstance(path, Path):
         return None
     commit = open_commit(path)
-    # Imported weights have no past but their shape: the run that starts from them is a new one.
-    require_same_run(commit.recipe, recipe, path, sections=None if commit.has(OPTIMIZER) else ("model",))
+    require_same_run(commit.recipe, recipe, path)
     return commit
 
 
