@@ -79,6 +79,10 @@ def choose_device(wanted: str, place: Place) -> torch.device:
 
     Args:
         wanted: `auto`, `cpu` or `cuda`.
+        place: a local rank takes the CUDA device of its number.
+
+    Returns:
+        The device.
 
     Raises:
         JoinError: CUDA is wanted and there is none, or fewer devices than local ranks.
@@ -99,7 +103,12 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
     """Joins the world: NCCL for CUDA tensors, gloo for CPU tensors.
 
     Args:
+        place: where this process stands; a world of one joins nothing.
+        device: of this rank.
         timeout_s: longest that joining, or later one collective, may take, seconds.
+
+    Returns:
+        The world.
 
     Raises:
         JoinError: the meeting point cannot be reached or its port is taken.

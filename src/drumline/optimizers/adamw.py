@@ -20,6 +20,9 @@ def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
     Args:
         model: norm weights (1-d) get no decay, matrices do.
         section: hyper-parameters and which implementation.
+
+    Returns:
+        The optimizer, without states yet.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -40,6 +43,7 @@ def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
     """Creates the moments as zeros and sets the step count, so that a checkpoint can be read into them.
 
     Args:
+        optimizer: as `build_adamw` made it.
         num_steps: optimizer steps already taken.
     """
     for group in optimizer.param_groups:

@@ -54,6 +54,9 @@ def build_mesh(layout: Layout, device: torch.device, rank: int) -> Mesh:
         layout: `layout.num_ranks` must be the world's size.
         device: of this rank.
         rank: of this process.
+
+    Returns:
+        The mesh.
     """
     axes = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
     if not axes:

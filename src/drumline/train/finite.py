@@ -24,6 +24,11 @@ def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch])
     The gradients of the step itself are sums over ranks already and cannot say where a value came from. Every rank must
     call this at once: a sharded model communicates as it goes.
 
+    Args:
+        model: the model.
+        gradients: of the model; they are run as in a step.
+        batches: this rank's micro-batches of the step.
+
     Returns:
         The first module whose output is not finite, and the first, from the loss backwards, where the gradient of the
         output is not; each None where all are finite. The gradients are garbage afterwards.
@@ -75,6 +80,10 @@ def explain(step: int, loss: float, grad_norm: float, parts: Parts, batches: Seq
 
     Args:
         step: 1-based number of the step.
+        loss: over the global batch.
+        grad_norm: of all gradients, before clipping.
+        parts: of the run.
+        batches: this rank's micro-batches of the step.
 
     Returns:
         One message, the same on every rank.
@@ -91,6 +100,13 @@ def explain(step: int, loss: float, grad_norm: float, parts: Parts, batches: Seq
 
 def check(step: int, loss: float, grad_norm: float, *, parts: Parts, batches: Sequence[Batch]) -> None:
     """Raises where loss or gradient norm is not finite; both are the same on every rank, so all ranks raise together.
+
+    Args:
+        step: 1-based number of the step.
+        loss: over the global batch.
+        grad_norm: of all gradients, before clipping.
+        parts: of the run.
+        batches: this rank's micro-batches of the step.
 
     Raises:
         NonFiniteError: names the step, the rank and the first module.

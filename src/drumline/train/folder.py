@@ -25,6 +25,9 @@ class FolderLock:
     """Holds a run directory for one training at a time; the system lets go of it when the process ends, however it
     ends.
 
+    Args:
+        folder: the run directory; it is made where missing.
+
     Raises:
         FolderError: the path is no folder, cannot be written, or another training holds it.
     """

@@ -48,6 +48,9 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         folder: the run directory.
         notify: gets a line where something takes time.
 
+    Returns:
+        All that the loop needs.
+
     Raises:
         DrumlineError: data or a checkpoint cannot be used; nothing has been written.
     """

@@ -20,6 +20,10 @@ class StopRequest:
     def handle(self, number: int, frame: object) -> None:
         """The signal handler.
 
+        Args:
+            number: of the signal.
+            frame: what it interrupted.
+
         Raises:
             KeyboardInterrupt: the second time; the last commit stays whole.
         """

@@ -68,6 +68,12 @@ def train_step(
 def forward_backward(model: nn.Module, batches: Sequence[Batch], num_tokens: int, gradients: Gradients) -> torch.Tensor:
     """Accumulates the gradients of all micro-batches.
 
+    Args:
+        model: gives the sum of the cross-entropy.
+        batches: this rank's micro-batches, each [B, T].
+        num_tokens: valid tokens of the global batch.
+        gradients: told which backward is the step's last.
+
     Returns:
         This rank's share of the loss, fp32 scalar on the device.
     """
@@ -106,6 +112,7 @@ def validate(model: nn.Module, steps: Sequence[Sequence[Batch]], world: World) -
     Args:
         model: gives the sum of the cross-entropy.
         steps: this rank's micro-batches of each validation batch; the same number on every rank.
+        world: over which losses and counts are summed.
 
     Returns:
         Loss a token and the number of valid tokens, both over all ranks.

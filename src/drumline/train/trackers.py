@@ -26,6 +26,9 @@ def scalars(record: Record) -> dict[str, float]:
 class TensorBoard:
     """Writes TensorBoard events into `<run>/tensorboard`.
 
+    Args:
+        run_dir: the run directory.
+
     Raises:
         MissingExtraError: tensorboard is not installed.
     """
@@ -58,6 +61,12 @@ class TensorBoard:
 class WeightsAndBiases:
     """Logs to a Weights & Biases project.
 
+    Args:
+        run_dir: the run directory.
+        project: its name.
+        name: of the run.
+        config: the resolved recipe.
+
     Raises:
         MissingExtraError: wandb is not installed.
     """
@@ -87,8 +96,10 @@ class ChromeTrace:
     Chrome.
 
     Args:
+        run_dir: the run directory.
         first: first traced step, 1-based.
         last: last traced step.
+        rank: this rank.
     """
 
     def __init__(self, run_dir: Path, first: int, last: int, rank: int):
