@@ -23,6 +23,7 @@ install: $(READY)  ## Make .venv with drumline and the tools of development, at 
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "drumline needs Python 3.11 or newer and found none; name one: make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drumline needs Python 3.11 or newer; $(PYTHON) is older" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
