@@ -62,11 +62,14 @@ def test_kept_bytes_fall_from_none_over_selective_and_every_n_to_full():
     assert num_bytes["every_n"] - num_bytes["full"] == pytest.approx(half_of_the_saving, rel=0.02)
 
 
+@pytest.mark.parametrize("with_kernels", [False, True], ids=["torch", "own kernels"])
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
-def test_kept_bytes_of_a_block_are_those_of_the_formula(kind):
+def test_kept_bytes_of_a_block_are_those_of_the_formula(kind, with_kernels, monkeypatch):
+    if not with_kernels:
+        monkeypatch.setattr("drumline.numerics.kernels.take", lambda *tensors: False)
     D, F, H = DEEP.dim, DEEP.hidden_dim, DEEP.num_heads
     heads = 2 * (H + DEEP.num_kv_heads) * DEEP.head_dim
-    elements = {"none": 4 * D + heads + 4 * F + H + 2, "selective": 3 * D + heads + 2 * F + H, "full": D}
+    elements = {"none": 4 * D + heads + 3 * F + H + 2, "selective": 3 * D + heads + 2 * F + H, "full": D}
     deeper = DEEP.model_copy(update={"num_layers": DEEP.num_layers + 2})
     assert bytes_kept(kind, deeper) - bytes_kept(kind) == 2 * elements[kind] * 4 * (2 * 64)
 

@@ -75,4 +75,21 @@ class FeedForward(nn.Module):
 
 
 def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return kernels.swiglu(gate, up) if kernels.take(gate, up) else F.silu(gate) * up
+    if kernels.take(gate, up):
+        return kernels.swiglu(gate, up)
+    return F.silu(gate) * up if torch.compiler.is_compiling() else _SwiGLU.apply(gate, up)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps gate and up only; silu(gate), as large again, costs little to compute once more."""
+
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        gate, up = ctx.saved_tensors
+        grad_gate = torch.ops.aten.silu_backward(grad_outputs[0] * up, gate)
+        return grad_gate, grad_outputs[0] * F.silu(gate)
