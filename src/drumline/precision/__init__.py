@@ -3,6 +3,7 @@
 In: the recipe's precision section. Out: a `Policy` of torch dtypes, from which models and parallel plans are built.
 """
 
+from drumline.precision.denormals import flush_denormals
 from drumline.precision.policy import Policy, policy
 
-__all__ = ["Policy", "policy"]
+__all__ = ["Policy", "flush_denormals", "policy"]

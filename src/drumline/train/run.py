@@ -12,7 +12,7 @@ from rich.console import Console
 
 from drumline.checkpoint import Saver
 from drumline.comm import Place, World, choose_device, join, leave, read_num_threads
-from drumline.precision import policy
+from drumline.precision import flush_denormals, policy
 from drumline.recipe.sections import Recipe
 from drumline.train import manifest
 from drumline.train.console import ConsoleView, say
@@ -55,7 +55,7 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
         torch.set_num_threads(recipe.run.threads or read_num_threads() or share)
     console = console or Console(file=sys.stdout)
     folder = run_folder(recipe)
-    with ExitStack() as stack, listen() as stop:
+    with ExitStack() as stack, flush_denormals(), listen() as stop:
         if place.rank == 0:
             stack.callback(FolderLock(folder).release)
         world = join(place, device, recipe.resilience.timeout_s)
