@@ -96,11 +96,16 @@ def test_a_rank_that_only_waits_for_the_stuck_ones_is_named_but_not_in_the_circl
     )
 
 
+def test_a_rank_without_a_stage_is_named():
+    (fault,) = faults(Schedule("mutant", 1, (0,), (generate("1f1b", 1, 1).order[0], ())))
+    assert str(fault) == "rank 1 has no action   [empty]"
+
+
 def test_many_faults_are_counted_and_not_all_printed():
-    with pytest.raises(ScheduleError, match="80 faults") as raised:
+    with pytest.raises(ScheduleError, match="81 faults") as raised:
         check(altered(generate("gpipe", 1, 40), rank0=""))
-    assert len(raised.value.faults) == 80
-    assert str(raised.value).endswith("... and 60 more")
+    assert len(raised.value.faults) == 81
+    assert str(raised.value).endswith("... and 61 more")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

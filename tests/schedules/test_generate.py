@@ -83,6 +83,16 @@ def test_the_idle_time_of_zb_h1_is_the_papers(forward, input_gradient, weight_gr
 
 
 @pytest.mark.parametrize(("forward", "input_gradient", "weight_gradient"), TIMES)
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(2, 6), st.integers(2, 4))
+def test_interleaving_zero_bubble_stages_idles_and_holds_as_zb_h1(forward, input_gradient, weight_gradient, p, n, v):
+    schedule = generate("interleaved-zero-bubble", p, n * p, v)
+    expected = (p - 1) * (forward + input_gradient - weight_gradient)
+    assert idle(schedule, forward, input_gradient, weight_gradient) == pytest.approx(expected)
+    assert peak_in_flight(schedule) == (v * p,) * p
+
+
+@pytest.mark.parametrize(("forward", "input_gradient", "weight_gradient"), TIMES)
 def test_zb_h1_idles_less_than_1f1b_by_twice_the_weight_gradient_a_hop(forward, input_gradient, weight_gradient):
     times = (forward, input_gradient, weight_gradient)
     saved = idle(generate("1f1b", 4, 12), *times) - idle(generate("zb-h1", 4, 12), *times)

@@ -18,8 +18,8 @@ class Fault:
     """One thing that is wrong with a schedule.
 
     Attributes:
-        code: what kind of fault: `missing`, `duplicate`, `two-backwards`, `unknown`, `wrong-rank`, `too-early` or
-            `deadlock`.
+        code: what kind of fault: `missing`, `duplicate`, `two-backwards`, `unknown`, `wrong-rank`, `empty`,
+            `too-early` or `deadlock`.
         message: the fault as a sentence, with rank and action.
     """
 
@@ -58,7 +58,8 @@ def faults(schedule: Schedule) -> tuple[Fault, ...]:
     Returns:
         Every fault; a deadlock only where there is no other, as most others cause one. Empty when sound.
     """
-    found = (*_unknown(schedule), *_counts(schedule), *_misplaced(schedule), *_too_early(schedule))
+    rules = (_unknown, _counts, _misplaced, _empty, _too_early)
+    found = tuple(fault for rule in rules for fault in rule(schedule))
     if found:
         return found
     ended = run(schedule)
@@ -127,6 +128,12 @@ def _misplaced(schedule: Schedule) -> Iterator[Fault]:
         for action in actions:
             if _is_known(schedule, action) and (home := schedule.placement[action.stage]) != rank:
                 yield Fault("wrong-rank", f"rank {rank} has {action}, but stage {action.stage} is on rank {home}")
+
+
+def _empty(schedule: Schedule) -> Iterator[Fault]:
+    for rank, actions in enumerate(schedule.order):
+        if not actions:
+            yield Fault("empty", f"rank {rank} has no action")
 
 
 def _too_early(schedule: Schedule) -> Iterator[Fault]:

@@ -10,7 +10,8 @@ For p ranks, rank r, m micro-batches and v stages a rank:
                              rank holds min(p, m). The rank's idle time falls from (p - 1)(F + I + W) to
                              (p - 1)(F + I - W). Qi et al. 2024, arXiv:2401.10241, section 2.3 and table 1
     interleaved-zero-bubble  the same with v stages a rank, as ScheduleInterleavedZeroBubble of torch:
-                             warmup (v - 1) n + (p - 1 - r)
+                             warmup (v - 1) n + (p - 1 - r); idle time of a rank (p - 1)(F + I - W) with the times of
+                             one of its stages; every rank holds min(p, m)
 
 The interleaved ones go through the micro-batches in rounds of n, each through all of a rank's stages. There are
 max(1, m // p) rounds, as even as can be and none smaller than p where m >= p, so that any m works; the published form

@@ -131,7 +131,7 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
         DrumlineError: a duration is missing or no number from 0 on, or none is above 0.
     """
     check(schedule)
-    _check(durations, schedule.num_stages)
+    _check(durations, schedule)
     there: dict[Result, tuple[float, int]] = {}  # when a result is there, and on which rank
     free = [0.0] * schedule.num_ranks
     spans: list[list[Span]] = [[] for _ in schedule.order]
@@ -148,11 +148,14 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     return Timeline(schedule.name, schedule.placement, tuple(map(tuple, spans)))
 
 
-def _check(durations: Durations, num_stages: int) -> None:
+def _check(durations: Durations, schedule: Schedule) -> None:
+    for kind in sorted({action.kind for actions in schedule.order for action in actions}):
+        if kind not in durations.of:
+            raise DrumlineError(f"there are no durations of {kind.name.lower()}, which {schedule.name} has")
     for kind, times in durations.of.items():
-        if len(times) != num_stages:
+        if len(times) != schedule.num_stages:
             raise DrumlineError(
-                f"{len(times)} durations of {kind.name.lower()} for {num_stages} stages: give one for each"
+                f"{len(times)} durations of {kind.name.lower()} for {schedule.num_stages} stages: give one for each"
             )
     named = [(f"of {kind.name.lower()}", times) for kind, times in durations.of.items()]
     for name, times in [*named, ("of the latency", (durations.latency,))]:

@@ -17,7 +17,7 @@ svg { font: 12px ui-monospace, Menlo, Consolas, monospace; --ink: #1b1f24; --pap
 @media (prefers-color-scheme: dark) { svg { --ink: #e6e9ee; --paper: #14171b; --idle: #23282f; } }
 .paper { fill: var(--paper); } .idle { fill: var(--idle); } text { fill: var(--ink); }
 .title { font-size: 14px; font-weight: 600; } .axis { stroke: var(--ink); stroke-opacity: .35; }
-.bar text, text.on { fill: #10131a; }
+text.on { fill: #10131a; }
 .F { fill: #7fb2ff; } .B { fill: #ffb45e; } .I { fill: #ffcf5e; } .W { fill: #8fd694; }
 .odd { fill-opacity: .62; } rect.F, rect.B, rect.I, rect.W { stroke: var(--paper); }
 """
@@ -66,13 +66,14 @@ def draw_svg(timeline: Timeline, title: str) -> str:
         for span in row:
             left, width = _MARGIN + (span.start - begin) * scale, span.duration * scale
             odd = " odd" if chunk_of(timeline, span.action) % 2 else ""
-            text = label(timeline, span.action)
+            wanted = (label(timeline, span.action), str(span.action.microbatch))
+            text = next((text for text in wanted if len(text) * _LETTER <= width), "")
             told = f"{span.action}: {span.start - begin:g} to {span.end - begin:g}"
             parts.append(
                 f'<rect class="{span.action.kind}{odd}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'
                 f"<title>{told}</title></rect>"
             )
-            if len(text) * _LETTER <= width:
+            if text:
                 parts.append(
                     f'<text class="on" x="{left + width / 2:.2f}" y="{top + 18}" text-anchor="middle" '
                     f'pointer-events="none">{text}</text>'
