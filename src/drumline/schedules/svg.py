@@ -10,7 +10,7 @@ from drumline.schedules.drawing import chunk_of, label
 from drumline.schedules.simulation import Timeline
 
 _WIDTH, _MARGIN, _ROW, _BAR, _TOP, _AXIS = 1200, 64, 34, 28, 56, 30
-_LETTER = 7.2  # width of a letter of 12 px monospace
+_LETTER, _GAP = 7.2, 8  # width of a letter of 12 px monospace, and what it leaves free
 
 _STYLE = """
 svg { font: 12px ui-monospace, Menlo, Consolas, monospace; --ink: #1b1f24; --paper: #fff; --idle: #eceff3; }
@@ -67,7 +67,7 @@ def draw_svg(timeline: Timeline, title: str) -> str:
             left, width = _MARGIN + (span.start - begin) * scale, span.duration * scale
             odd = " odd" if chunk_of(timeline, span.action) % 2 else ""
             wanted = (label(timeline, span.action), str(span.action.microbatch))
-            text = next((text for text in wanted if len(text) * _LETTER <= width), "")
+            text = next((text for text in wanted if len(text) * _LETTER + _GAP <= width), "")
             told = f"{span.action}: {span.start - begin:g} to {span.end - begin:g}"
             parts.append(
                 f'<rect class="{span.action.kind}{odd}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}">'
