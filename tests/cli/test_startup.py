@@ -31,6 +31,8 @@ def loaded_by(*args):
         ("recipe", "validate", "llama3-8b"),
         ("recipe", "diff", "llama3-8b", "llama3-8b"),
         ("recipe", "schema"),
+        ("simulate", "schedule", "--schedule", "zbv", "--pp", "4", "--microbatches", "8"),
+        ("simulate", "schedule", "--schedule", "all", "--pp", "4", "--microbatches", "8", "--json"),
     ],
 )
 def test_a_command_that_needs_no_tensor_loads_nothing_slow(args):

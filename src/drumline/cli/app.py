@@ -43,6 +43,7 @@ COMMANDS = {
     "checkpoint": Entry(
         "drumline.cli.checkpoint:checkpoint", "List, inspect, verify, compare and convert checkpoints."
     ),
+    "simulate": Entry("drumline.cli.simulate:simulate", "Simulate pipeline schedules."),
     "report": Entry("drumline.cli.report:report", "Write a run's report: one HTML file that opens offline."),
 }
 
