@@ -53,6 +53,7 @@ def test_bf16_trains_close_to_fp32(layout, one_rank, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler warns inside itself, and handles it
 def test_compiled_blocks_train_the_same_run(one_rank, tmp_path):
     train_here(tmp_path, *KEYS, "run.compile=true")
     losses = [row["loss"] for row in rows(tmp_path, "step")]
