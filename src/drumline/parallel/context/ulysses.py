@@ -89,7 +89,7 @@ class _TokensToHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BTGK, degree, group):
         ctx.degree, ctx.group, ctx.copies = degree, group, max(1, degree // x_BTGK.shape[2])
-        return _to_heads(x_BTGK.repeat_interleave(ctx.copies, dim=2) if ctx.copies > 1 else x_BTGK, degree, group)
+        return _to_heads(_copied(x_BTGK, ctx.copies), degree, group)
 
     @staticmethod
     @once_differentiable
@@ -113,6 +113,10 @@ class _HeadsToTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         return _to_heads(grad_outputs[0], ctx.degree, ctx.group), None, None
+
+
+def _copied(x_BTGK: torch.Tensor, copies: int) -> torch.Tensor:
+    return x_BTGK.repeat_interleave(copies, dim=2) if copies > 1 else x_BTGK
 
 
 def _to_heads(x_BTHK: torch.Tensor, degree: int, group: dist.ProcessGroup | None) -> torch.Tensor:
