@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.parallel.context.comparison import Case, across_ranks, error_ratios, groups_of, inputs
 from tests.ranks import ranks
+from torch.utils.checkpoint import checkpoint
 
 from drumline.models import Rope
 from drumline.models.attention import SdpaAttend
@@ -62,6 +63,23 @@ def test_a_backward_run_twice_gives_the_same_bits(method, ulysses):
     for case in (Case(method, 8, 2, ulysses=ulysses, documents=True), Case(method, 8, 2, ulysses=ulysses)):
         first, second = across_ranks(case, groups), across_ranks(case, groups)
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("method", "ulysses"), METHODS)
+@ranks(4)
+def test_activation_checkpointing_gives_the_same_bits(method, ulysses):
+    groups = groups_of(4, ulysses)
+    q, k, v, grad, rope, starts = inputs(Case(method, 8, 2, documents=True))
+    attend, split = context_attend(method, groups, SdpaAttend()), groups.split
+    mask = attend.prepare(split.shard(starts), q.dtype)
+
+    def gradients(run):
+        leaves = [split.shard(x).requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(run(attend, *leaves, rope, mask), leaves, split.shard(grad))
+
+    kept = gradients(lambda f, *arguments: f(*arguments))
+    recomputed = gradients(lambda f, *arguments: checkpoint(f, *arguments, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))
 
 
 @ranks(2)

@@ -100,3 +100,28 @@ def test_a_nan_of_the_inputs_is_not_hidden():
     merge_(wide, lse, *attend_part(q, k, v, None, False))
     assert wide[0, 0, 1].isnan().all()
     assert wide[0, 0, 2].isfinite().all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_call_of_the_cuda_kernel_fits_its_schema(is_causal, monkeypatch):
+    """Shapes and dtypes only, with tensors that have no data: runs without a device."""
+    monkeypatch.setattr(partial, "_runs_flash_cuda", lambda q, mask: True)
+    q, k, v, grad = (x.to("meta", torch.bfloat16) for x in tensors(ROWS, torch.float32))
+    out, lse = attend_part(q, k, v, None, is_causal)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, q.shape[:3], torch.float32)
+    grads = attend_part_backward(grad, q, k, v, out, lse, None, is_causal)
+    assert [(g.shape, g.dtype) for g in grads] == [(x.shape, x.dtype) for x in (q, k, v)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_cuda_kernel_gives_what_the_definition_gives(is_causal):
+    q, k, v, grad = (x.to("cuda", torch.bfloat16) for x in tensors(ROWS, torch.float32))
+    out, lse = attend_part(q, k, v, None, is_causal)
+    exact, exact_lse = attend_part(*(x.double() for x in (q, k, v)), None, is_causal)
+    assert torch.allclose(out.double(), exact, atol=2e-2)
+    assert torch.allclose(lse.double(), exact_lse, atol=2e-2)
+    grads = attend_part_backward(grad, q, k, v, out, lse, None, is_causal)
+    wide = (x.double() for x in (grad, q, k, v))
+    for actual, wanted in zip(grads, attend_part_backward(*wide, exact, exact_lse, None, is_causal), strict=True):
+        assert (actual.double() - wanted).norm() / wanted.norm() < 2e-2

@@ -1,5 +1,6 @@
 """The tiles of a rank cover what a causal document mask lets it see, no pair twice, and skip what nobody sees."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,8 +97,10 @@ def test_what_documents_hide_is_not_computed():
     ]
 
 
-def test_long_chunks_are_cut_into_pieces_of_at_most_512():
-    starts = torch.zeros(1, 2 * 1536, dtype=torch.int32)
-    documents = describe(starts, 2)
-    assert documents.pieces_a_chunk == 3
-    assert len(documents.ranges) == 6
+@pytest.mark.parametrize(
+    ("chunk", "pieces"), [(1, 1), (500, 1), (512, 1), (1024, 2), (1536, 3), (1300, 4), (523, 1), (2 * 523, 1)]
+)
+def test_long_chunks_are_cut_into_pieces_of_at_most_512_where_they_can_be_cut_evenly(chunk, pieces):
+    documents = describe(torch.zeros(1, 2 * chunk, dtype=torch.int32), 2)
+    assert documents.pieces_a_chunk == pieces
+    assert len(documents.ranges) == 2 * pieces

@@ -43,10 +43,16 @@ def describe(starts_BT: torch.Tensor, num_chunks: int) -> Documents:
         What `masked_tiles` takes.
     """
     chunk = starts_BT.shape[1] // num_chunks
-    pieces_a_chunk = next(n for n in range(1, chunk + 1) if chunk % n == 0 and chunk // n <= MAX_PIECE)
+    pieces_a_chunk = _pieces_a_chunk(chunk)
     pieces = starts_BT.unflatten(1, (num_chunks * pieces_a_chunk, -1))
     ends = torch.stack([pieces.amin((0, 2)), pieces.amax((0, 2))], dim=1).tolist()
     return Documents(starts_BT, pieces_a_chunk, tuple(StartRange(*pair) for pair in ends))
+
+
+def _pieces_a_chunk(chunk: int) -> int:
+    """As few equal pieces as are short enough; one where that would take pieces too short to be worth a call."""
+    counts = range(1, 4 * chunk // MAX_PIECE + 1)
+    return next((n for n in counts if chunk % n == 0 and chunk // n <= MAX_PIECE), 1)
 
 
 def visible_tiles(
