@@ -1,0 +1,127 @@
+"""Ring attention: keys and values travel from rank to rank while each rank computes on those that it has.
+
+At step i rank r holds the keys and values that began on rank r - i, and passes them on before it computes. In the
+backward their gradients travel with them, one step behind, and take one more step home.
+Each rank receives (n - 1) blocks forward; backward (n - 1) blocks and n blocks of gradients.
+Source: Liu et al. 2023, arXiv:2310.01889.
+
+B sequences, T tokens of this rank, H query heads, G key/value heads, K head width, 2 = keys and values.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from drumline.models.rope import Rope
+from drumline.parallel.context.block import (
+    Block,
+    attend_block,
+    attend_block_backward,
+    nothing_seen,
+    pack,
+    zeros_wide,
+)
+from drumline.parallel.context.documents import Documents, describe
+from drumline.parallel.context.position import rotate_local
+from drumline.parallel.context.split import ContextSplit
+
+_KV, _GRAD = 0, 1  # tags: both kinds of message can be under way between the same two ranks
+
+
+class RingAttend:
+    """An `Attend` over a sequence that is spread over the ranks of a ring.
+
+    Args:
+        split: this rank's place; its number in the group.
+        group: the ring, of `split.degree` ranks.
+    """
+
+    def __init__(self, split: ContextSplit, group: dist.ProcessGroup | None):
+        self._split = split
+        self._group = group
+
+    def prepare(self, starts_BT: torch.Tensor, dtype: torch.dtype) -> Documents:
+        """Documents of this rank's tokens; starts are positions in the whole row."""
+        return describe(starts_BT, 2)
+
+    def __call__(
+        self, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor, rope: Rope, mask: Documents | None
+    ) -> torch.Tensor:
+        """As `Attend`, for this rank's tokens; rope holds the tables of the whole sequence."""
+        q, k = rotate_local(q_BTHK, rope, self._split), rotate_local(k_BTGK, rope, self._split)
+        return _Ring.apply(q, k, v_BTGK, self._split, self._group, mask)  # pyright: ignore[reportReturnType]
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_BTHK, k_BTGK, v_BTGK, split, group, documents):
+        q, kv = q_BTHK.transpose(1, 2), pack(k_BTGK, v_BTGK)
+        ctx.split, ctx.group, ctx.documents = split, group, documents
+        result = nothing_seen(q)
+        block_kv = kv
+        for step in range(split.degree):
+            passing = _Passing(block_kv, split, group, _KV) if step < split.degree - 1 else None
+            attend_block(q, block_kv, _block(split, step, documents), result)
+            if passing is not None:
+                block_kv = passing.wait()
+        out = result.out_BHTK.to(q.dtype)
+        ctx.save_for_backward(q, kv, out, result.lse_BHT)
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, kv, out, lse = ctx.saved_tensors
+        split, group = ctx.split, ctx.group
+        grad_out = grad_outputs[0].transpose(1, 2)
+        grad_q = zeros_wide(q)
+        grad_passing = None
+        for step in range(split.degree):
+            passing = _Passing(kv, split, group, _KV) if step < split.degree - 1 else None
+            grad_kv = zeros_wide(kv)
+            attend_block_backward(grad_out, q, kv, out, lse, _block(split, step, ctx.documents), grad_q, grad_kv)
+            if grad_passing is not None:
+                grad_kv += grad_passing.wait()
+            grad_passing = _pass_gradient(grad_kv, split, group)
+            if passing is not None:
+                kv = passing.wait()
+        assert grad_passing is not None
+        grad_k, grad_v = grad_passing.wait().to(kv.dtype).transpose(2, 3)
+        return grad_q.to(q.dtype).transpose(1, 2), grad_k, grad_v, None, None, None
+
+
+def origin_of(rank: int, step: int, degree: int) -> int:
+    """The rank on which the keys began that a rank holds at a step."""
+    return (rank - step) % degree
+
+
+def _block(split: ContextSplit, step: int, documents: Documents | None) -> Block:
+    return Block(split, split.chunks_of(origin_of(split.rank, step, split.degree)), documents)
+
+
+def _pass_gradient(grad_kv: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None) -> "_Passing":
+    return _Passing(grad_kv, split, group, _GRAD)
+
+
+class _Passing:
+    """A tensor on its way to the next rank, and one like it from the previous rank; both set out on construction."""
+
+    def __init__(self, sent: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None, tag: int):
+        self._sent = sent  # kept alive until it has left
+        self._received = sent
+        self._work: list[dist.Work] = []
+        if split.degree > 1:
+            self._received = torch.empty_like(sent)
+            after, before = (split.rank + 1) % split.degree, (split.rank - 1) % split.degree
+            self._work = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=after),
+                    dist.P2POp(dist.irecv, self._received, group=group, tag=tag, group_peer=before),
+                ]
+            )
+
+    def wait(self) -> torch.Tensor:
+        """Returns what came."""
+        for work in self._work:
+            work.wait()
+        return self._received
