@@ -1,5 +1,6 @@
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,15 +22,23 @@ def test_coordinates_number_the_ranks_outermost_axis_first(pp, dp, fsdp, cp, tp)
         assert mesh.data_rank == expected[1] * fsdp + expected[2]
 
 
-@ranks(4)
-def test_the_device_mesh_agrees_with_the_coordinates():
-    rank = torch.distributed.get_rank()
-    mesh = build_mesh(Layout(dp=2, fsdp=2), torch.device("cpu"), rank)
-    assert mesh.device_mesh.get_local_rank("dp") == mesh.coordinate("dp")
-    assert mesh.device_mesh.get_local_rank("fsdp") == mesh.coordinate("fsdp")
-    assert mesh.axes("dp").size() == 2
-    assert mesh.axes("dp", "fsdp").size() == 4
-    assert mesh.axes("tp") is None
+@pytest.mark.parametrize("layout", ["dp4", "fsdp4", "dp2.fsdp2", "cp4", "dp2.cp2", "fsdp2.cp2", "dp2.tp2", "fsdp2.pp2"])
+def test_the_device_mesh_has_the_ranks_of_the_axes(layout):
+    @ranks(4)
+    def body():
+        mesh = build_mesh(Layout.model_validate(layout), torch.device("cpu"), torch.distributed.get_rank())
+        for name, axes in (
+            ("replica", mesh.replica_axes),
+            ("shard", mesh.shard_axes),
+            ("tp", ("tp",)),
+            ("pp", ("pp",)),
+        ):
+            held = mesh.axes(name)
+            assert mesh.ranks_along(*axes) == ((mesh.rank,) if held is None else tuple(held.mesh.tolist()))
+        both = mesh.axes("replica", "shard")
+        assert (both.size() if both else 1) == mesh.layout.num_ranks // (mesh.layout.pp * mesh.layout.tp)
+
+    body()
 
 
 @given(DEGREE, DEGREE, DEGREE, DEGREE, DEGREE, st.sampled_from(["pp", "dp", "fsdp", "cp", "tp"]), st.data())

@@ -90,7 +90,16 @@ CASES = [
     ("layout-world", "layout", ["layout=fsdp4"], {"world_size": 2}, ("fsdp2", "dp2")),
     ("layout-world", "layout", ["layout=dp2.fsdp2"], {"world_size": 1}, ("dp1",)),
     ("not-yet", "layout.tp", ["layout.tp=2"], {}, (1,)),
-    ("not-yet", "layout.cp", ["layout.cp=2"], {}, (1,)),
+    ("layout-ulysses-groups", "layout.cp_ulysses", ["layout.cp=8", "layout.cp_method=ring_ulysses"], {}, (2, 4)),
+    ("layout-ulysses-method", "layout.cp_ulysses", ["layout.cp=4", "layout.cp_ulysses=2"], {}, (1,)),
+    (
+        "layout-ulysses-heads",
+        "layout.cp",
+        ["layout.cp=32", "layout.cp_method=ulysses"],
+        {},
+        (2, 4, 8, 16),
+    ),
+    ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
     ("not-yet", "layout.pp", ["layout.pp=2"], {}, (1,)),
     ("not-yet", "layout.ep", ["layout.ep=2"], {}, (1,)),
     ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
@@ -151,7 +160,7 @@ def test_only_the_405b_waits_for_tensor_and_pipeline_parallelism():
 def test_not_yet_says_what_runs_today():
     (problem,) = found_by(debug("layout.tp=2"), "not-yet")
     assert "tensor parallelism cannot run yet" in str(problem)
-    assert "layout.dp and layout.fsdp" in str(problem)
+    assert "layout.dp, layout.fsdp" in str(problem)
 
 
 def test_all_problems_come_at_once():

@@ -1,4 +1,4 @@
-"""Every data-parallel layout trains the same run: the same global batches, losses equal to rounding."""
+"""Every layout trains the same run: the same global batches, losses equal to rounding."""
 
 import pytest
 from tests.train.runs import rows, train_here
@@ -23,6 +23,13 @@ def one_rank(tmp_path_factory):
         ("layout=dp2.fsdp2",),
         ("layout=dp4",),
         ("layout=fsdp4",),
+        ("layout=cp2",),
+        ("layout=cp2", "layout.cp_method=gather"),
+        ("layout=cp2", "layout.cp_method=ulysses"),
+        ("layout=cp4", "layout.cp_method=ring_ulysses", "layout.cp_ulysses=2"),
+        ("layout=dp2.cp2",),
+        ("layout=fsdp2.cp2", "layout.zero=1"),
+        ("layout=fsdp2.cp2", "memory.activation_checkpointing=full"),
         ("data.micro_batch=4",),
         ("data.num_workers=0",),
         ("memory.activation_checkpointing=full",),

@@ -9,7 +9,7 @@ from tests.train.runs import interrupt_after, rows, steps, tensors, train, train
 
 from drumline.checkpoint import open_commit
 
-LAYOUTS = ("dp1", "dp2", "fsdp2", "dp2.fsdp2")
+LAYOUTS = ("dp1", "dp2", "fsdp2", "dp2.fsdp2", "fsdp2.cp2")
 STEPS = 12
 KEYS = (f"run.steps={STEPS}", "checkpoint.every=3")
 
@@ -18,7 +18,7 @@ def last_commit(run_dir):
     return run_dir / "checkpoints" / f"step-{STEPS:08d}"
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "dp4", "fsdp3.dp1"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "dp4", "fsdp3.dp1", "cp2"])
 def test_a_killed_run_resumes_bit_for_bit(layout, tmp_path):
     through, killed = tmp_path / "through", tmp_path / "killed"
     keys = (*KEYS, f"layout={layout}", *(["data.global_batch=6"] if "3" in layout else []))

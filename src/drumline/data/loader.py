@@ -6,7 +6,7 @@ of them, so every data degree sees the same global batches and the position is o
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -29,6 +29,7 @@ class Loader:
         first_step: the step (from 0) that iteration starts with.
         num_workers: threads that prepare steps ahead; 0: none.
         prefetch: steps that are kept ready.
+        share: what a rank keeps of a micro-batch whose rows it shares with others; None: all of it.
         pin_memory: put batches into page-locked memory, for copies to an accelerator that do not wait.
 
     Raises:
@@ -46,6 +47,7 @@ class Loader:
         first_step: int = 0,
         num_workers: int = 0,
         prefetch: int = 2,
+        share: Callable[[Batch], Batch] | None = None,
         pin_memory: bool = False,
     ):
         if not 0 <= data_rank < data_degree:
@@ -69,6 +71,7 @@ class Loader:
         self._offset = data_rank * self._local_batch
         self._num_workers = num_workers
         self._prefetch = prefetch
+        self._share = share
         self._pin_memory = pin_memory
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[list[Batch]]] = deque()
@@ -91,6 +94,9 @@ class Loader:
         rows = self.dataset.rows(np.arange(first, first + self._local_batch, dtype=np.int64))
         tokens, labels = torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT)
         starts = torch.from_numpy(rows.starts_BT) if self.dataset.document_mask else None
+        if self._share is not None:
+            part = self._share(Batch(tokens, labels, starts))
+            tokens, labels, starts = part.tokens_BT, part.labels_BT, part.starts_BT
         if self._pin_memory:
             tokens, labels = tokens.pin_memory(), labels.pin_memory()
             starts = starts.pin_memory() if starts is not None else None

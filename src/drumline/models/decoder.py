@@ -90,9 +90,11 @@ class Decoder(nn.Module):
         cross_entropy: CrossEntropy,
         compute_dtype: torch.dtype,
         device: torch.device | str = "meta",
+        num_shares: int = 1,
     ):
         super().__init__()
         self.shape = model
+        self.num_shares = num_shares
         self.attend = attend
         self.compute_dtype = compute_dtype
         self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
@@ -119,7 +121,7 @@ class Decoder(nn.Module):
             Without labels logits_BTV in the compute dtype; with labels the sum of cross-entropy over the labels that
             count, a scalar of fp32 at least. The caller divides by the global number of such labels.
         """
-        rope = tables(self.shape, tokens_BT.shape[1], tokens_BT.device)
+        rope = tables(self.shape, self.num_shares * tokens_BT.shape[1], tokens_BT.device)
         prepare = getattr(self.attend, "prepare", None)
         mask = starts_BT if starts_BT is None or prepare is None else prepare(starts_BT, self.compute_dtype)
         x_BTD = self.embedding(tokens_BT)
@@ -137,6 +139,7 @@ def build(
     cross_entropy: CrossEntropy | None = None,
     loss_chunk_tokens: int = 1024,
     device: torch.device | str = "meta",
+    num_shares: int = 1,
 ) -> Decoder:
     """Builds a decoder whose fp32 parameters are not yet filled: `initialize` or a checkpoint does that.
 
@@ -148,6 +151,8 @@ def build(
             `chunked_cross_entropy(loss_chunk_tokens)`.
         loss_chunk_tokens: tokens whose logits exist at a time.
         device: where parameters live; on "meta" they take no memory until `to_empty`.
+        num_shares: shares that a sequence is cut into, of which the model is given one at a time; `attend` knows which
+            positions it holds and is given the rotary tables of the whole sequence.
 
     Returns:
         The model.
@@ -158,4 +163,5 @@ def build(
         chunked_cross_entropy(loss_chunk_tokens) if cross_entropy is None else cross_entropy,
         compute_dtype,
         device,
+        num_shares,
     )

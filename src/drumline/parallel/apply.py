@@ -30,7 +30,7 @@ def parallelize(
             block.compile(fullgraph=True)
     # Sharding last: its hooks gather and free parameters, and run outside of the compiled graph.
     if recipe.layout.fsdp > 1:
-        sub_mesh = mesh.axes("dp", "fsdp")
+        sub_mesh = mesh.axes("replica", "shard")
         assert sub_mesh is not None
         shard(model, sub_mesh, zero=recipe.layout.zero, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
 
@@ -39,7 +39,7 @@ def own_gradients(model: nn.Module, mesh: Mesh) -> Gradients:
     """Chooses what brings the gradients of a parallelized, materialized model to their sum."""
     if mesh.layout.fsdp > 1:
         return Sharded(model, mesh.layout.zero)
-    replicas = mesh.axes("dp")
+    replicas = mesh.axes("replica")
     if replicas is not None:
         return Replicate(model.parameters(), replicas.get_group())
     return Alone(model)

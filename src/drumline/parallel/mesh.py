@@ -1,6 +1,8 @@
 """The mesh: the ranks of the world arranged along the layout's axes, outermost first."""
 
+import itertools
 import math
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +13,28 @@ from drumline.recipe.layout import MESH_AXES, Layout
 
 @dataclass(frozen=True)
 class Mesh:
-    """The axes of a layout that have more than one rank, as a DeviceMesh, and this rank's coordinates on all of
-    them.
+    """The axes of a layout, and this rank's coordinates on all of them.
+
+    Attributes:
+        layout: the degrees.
+        device_mesh: the axes of more than one rank as torch has them; what holds the same weights is one axis there,
+            `replica`, and what shares them out another, `shard`. None for one rank.
+        rank: of this process.
     """
 
     layout: Layout
     device_mesh: DeviceMesh | None
     rank: int
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks hold the same weights, whatever they compute with them."""
+        return ("dp",) if self.layout.fsdp > 1 else ("dp", "cp")
+
+    @property
+    def shard_axes(self) -> tuple[str, ...]:
+        """The axes along which ranks share weights out: those that share a sequence take part where fsdp does."""
+        return ("fsdp", "cp") if self.layout.fsdp > 1 else ()
 
     def coordinate(self, axis: str) -> int:
         """This rank's index along an axis (0 along an axis of degree 1)."""
@@ -34,17 +51,24 @@ class Mesh:
         """Which slice of the global batch this rank reads, in [0, layout.data_degree)."""
         return self.coordinate("dp") * self.layout.fsdp + self.coordinate("fsdp")
 
-    def ranks_along(self, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from this one along one axis only, itself among them, in order."""
-        inner = MESH_AXES[MESH_AXES.index(axis) + 1 :]
-        stride = math.prod(getattr(self.layout, name) for name in inner)
-        first = self.rank - stride * self.coordinate(axis)
-        return tuple(first + stride * index for index in range(getattr(self.layout, axis)))
+    def ranks_along(self, *axes: str) -> tuple[int, ...]:
+        """The ranks that differ from this one along the named axes only, itself among them, in order."""
+        strides = [
+            math.prod(getattr(self.layout, inner) for inner in MESH_AXES[MESH_AXES.index(axis) + 1 :]) for axis in axes
+        ]
+        first = self.rank - sum(stride * self.coordinate(axis) for axis, stride in zip(axes, strides, strict=True))
+        degrees = [range(getattr(self.layout, axis)) for axis in axes]
+        places = itertools.product(*degrees)
+        return tuple(sorted(first + sum(map(operator.mul, place, strides)) for place in places))
 
     def axes(self, *names: str) -> DeviceMesh | None:
-        """The sub-mesh over those of the named axes that have more than one rank; None where none has."""
-        wanted = tuple(name for name in names if getattr(self.layout, name) > 1)
-        return self.device_mesh[wanted] if self.device_mesh is not None and wanted else None
+        """The sub-mesh over those of the named axes of `device_mesh` that have more than one rank; None where none
+        has.
+        """
+        if self.device_mesh is None:
+            return None
+        wanted = tuple(name for name in names if name in (self.device_mesh.mesh_dim_names or ()))
+        return self.device_mesh[wanted] if wanted else None
 
 
 def build_mesh(layout: Layout, device: torch.device, rank: int) -> Mesh:
@@ -58,8 +82,14 @@ def build_mesh(layout: Layout, device: torch.device, rank: int) -> Mesh:
     Returns:
         The mesh.
     """
-    axes = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
-    if not axes:
-        return Mesh(layout, None, rank)
-    degrees = tuple(getattr(layout, axis) for axis in axes)
-    return Mesh(layout, init_device_mesh(device.type, degrees, mesh_dim_names=tuple(axes)), rank)
+    bare = Mesh(layout, None, rank)
+    merged = {
+        "pp": layout.pp,
+        "replica": math.prod(getattr(layout, axis) for axis in bare.replica_axes),
+        "shard": math.prod(getattr(layout, axis) for axis in bare.shard_axes),
+        "tp": layout.tp,
+    }
+    degrees = {name: degree for name, degree in merged.items() if degree > 1}
+    if not degrees:
+        return bare
+    return Mesh(layout, init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees)), rank)

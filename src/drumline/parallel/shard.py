@@ -26,7 +26,7 @@ def shard(
 
     Args:
         model: on meta or on a device; its `layers` are sharded one by one.
-        mesh: 1-d (fsdp) or 2-d (dp, fsdp).
+        mesh: 1-d, the ranks that share parameters, or 2-d, replicas of these first.
         zero: the stage, 1 to 3.
         compute_dtype: that parameters are gathered in.
         reduce_dtype: that gradients are summed in.

@@ -67,6 +67,13 @@ class Layout(BaseModel):
         description="What the fsdp axis shards: 1 optimizer states, 2 also gradients, 3 also parameters.",
     )
 
+    cp_method: Literal["ring", "gather", "ulysses", "ring_ulysses"] = Field(
+        default="ring",
+        description="How cp ranks attend to each other's tokens: pass keys and values around a ring, gather them, "
+        "trade tokens for heads (Ulysses), or Ulysses within groups and rings between them.",
+    )
+    cp_ulysses: Degree = Field(default=1, description="Ranks of a Ulysses group; for ring_ulysses only.")
+
     @model_validator(mode="before")
     @classmethod
     def _from_string(cls, value: Any) -> Any:
@@ -81,6 +88,11 @@ class Layout(BaseModel):
     def data_degree(self) -> int:
         """Ranks that see different sequences: dp x fsdp."""
         return self.dp * self.fsdp
+
+    @property
+    def ulysses_degree(self) -> int:
+        """Context-parallel ranks that trade tokens for heads: all, some or none (1)."""
+        return {"ulysses": self.cp, "ring_ulysses": self.cp_ulysses}.get(self.cp_method, 1)
 
     def __str__(self) -> str:
         parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]

@@ -14,10 +14,13 @@ from drumline.comm import World
 from drumline.data import Batch, Loader
 from drumline.optimizers import build_adamw, materialize_states
 from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parallelize
+from drumline.parallel.context import context_attend, context_groups
 from drumline.recipe.sections import Recipe
 from drumline.train.folder import CHECKPOINTS
 from drumline.train.resume import AnotherRunError, require_same_run
 from drumline.train.state import MODEL, OPTIMIZER, Parameters, model_pieces, optimizer_pieces, parameters_of
+
+Share = Callable[[Batch], Batch]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,17 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     _require_same_data(commit, train_set)
 
     attend, attention = models.select(recipe.model.attention, world.device)
+    share = None
+    if recipe.layout.cp > 1:
+        groups = context_groups(mesh, recipe.layout.ulysses_degree)
+        attend, share = context_attend(recipe.layout.cp_method, groups, attend), groups.split.shard_batch
+        attention = f"attention: {recipe.layout.cp_method} over {recipe.layout.cp} ranks"
     model = models.build(
-        recipe.model, compute_dtype=dtypes.compute, attend=attend, loss_chunk_tokens=recipe.memory.loss_chunk_tokens
+        recipe.model,
+        compute_dtype=dtypes.compute,
+        attend=attend,
+        loss_chunk_tokens=recipe.memory.loss_chunk_tokens,
+        num_shares=recipe.layout.cp,
     )
     parallelize(model, recipe, mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     model.to_empty(device=world.device)
@@ -71,7 +83,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     optimizer = build_adamw(model, recipe.optimizer)
     first_step = _fill(model, parameters, optimizer, mesh, commit, recipe.run.seed)
 
-    loader = _loader(train_set, recipe, mesh, world, first_step=first_step)
+    loader = _loader(train_set, recipe, mesh, world, share, first_step=first_step)
     return Parts(
         recipe=recipe,
         world=world,
@@ -81,7 +93,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         gradients=gradients,
         optimizer=optimizer,
         loader=loader,
-        validation=_validation_batches(validation_set, recipe, mesh, world),
+        validation=_validation_batches(validation_set, recipe, mesh, world, share),
         data_digest=train_set.digest,
         first_step=first_step,
         resumed_from=commit.path if commit else None,
@@ -138,7 +150,9 @@ def _fill(
     return step
 
 
-def _loader(dataset: data.Dataset, recipe: Recipe, mesh: Mesh, world: World, *, first_step: int = 0) -> Loader:
+def _loader(
+    dataset: data.Dataset, recipe: Recipe, mesh: Mesh, world: World, share: Share | None, *, first_step: int = 0
+) -> Loader:
     section = recipe.data
     return Loader(
         dataset,
@@ -149,14 +163,17 @@ def _loader(dataset: data.Dataset, recipe: Recipe, mesh: Mesh, world: World, *, 
         first_step=first_step,
         num_workers=section.num_workers,
         prefetch=section.prefetch,
+        share=share,
         pin_memory=world.device.type == "cuda",
     )
 
 
-def _validation_batches(dataset: data.Dataset | None, recipe: Recipe, mesh: Mesh, world: World) -> list[list[Batch]]:
+def _validation_batches(
+    dataset: data.Dataset | None, recipe: Recipe, mesh: Mesh, world: World, share: Share | None
+) -> list[list[Batch]]:
     if dataset is None:
         return []
-    loader = _loader(dataset, recipe, mesh, world)
+    loader = _loader(dataset, recipe, mesh, world, share)
     num_steps = min(recipe.run.validation_batches, dataset.num_steps(recipe.data.global_batch))
     return [loader.batches(step) for step in range(num_steps)]
 

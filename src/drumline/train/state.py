@@ -45,7 +45,7 @@ def optimizer_pieces(parameters: Parameters, optimizer: torch.optim.Optimizer, m
 
 def to_piece(name: str, tensor: torch.Tensor, mesh: Mesh) -> Piece:
     """The piece of a logical tensor that `tensor` (plain: all of it; DTensor: its local shard) holds."""
-    replicas = mesh.ranks_along("dp")
+    replicas = mesh.ranks_along(*mesh.replica_axes)
     if not isinstance(tensor, DTensor):
         return Piece(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor, replicas)
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -90,9 +90,9 @@ def forward_backward(model: nn.Module, batches: Sequence[Batch], num_tokens: int
 def make_reduce_scalars(world: World, mesh: Mesh) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
     """Makes the function that joins the ranks' losses and squared gradients.
 
-    Every rank's loss is its own share. A sum of squares is a share only along fsdp: replicas along dp hold the same
-    gradients, so that adding over all ranks counts each dp times; dividing by a whole number that is the same
-    everywhere keeps ranks equal.
+    Every rank's loss is its own share. A sum of squares is a share only where parameters are sharded, along fsdp and
+    the cp that goes with it: replicas along dp hold the same gradients, so that adding over all ranks counts each dp
+    times; dividing by a whole number that is the same everywhere keeps ranks equal.
     """
 
     def reduce(loss: torch.Tensor, squares: torch.Tensor) -> tuple[float, float]:

@@ -35,6 +35,40 @@ def cp_divides_the_sequence(recipe: Recipe, machine: Machine) -> Iterator[Proble
         yield problem(recipe, "layout-cp-seq", "layout.cp", rule, near)
 
 
+def ulysses_groups_divide_cp(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Rings of Ulysses groups need groups of more than one rank that are not all of cp; nothing else has groups."""
+    layout = recipe.layout
+    if layout.cp_method == "ring_ulysses":
+        if layout.cp > 1 and (layout.cp % layout.cp_ulysses or not 1 < layout.cp_ulysses < layout.cp):
+            near = [n for n in range(2, layout.cp) if layout.cp % n == 0]
+            rule = f"makes no rings of groups of layout.cp = {layout.cp}: it must divide cp, be more than 1, and less"
+            yield problem(recipe, "layout-ulysses-groups", "layout.cp_ulysses", rule, near)
+    elif layout.cp_ulysses > 1:
+        rule = f"is for layout.cp_method = 'ring_ulysses', not for {layout.cp_method!r}"
+        yield problem(recipe, "layout-ulysses-method", "layout.cp_ulysses", rule, [1])
+
+
+def ulysses_deals_heads(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Ulysses ranks each take whole heads, and key/value heads that serve them."""
+    layout, model = recipe.layout, recipe.model
+    degree, heads, kv_heads = layout.ulysses_degree, model.num_heads // layout.tp, model.num_kv_heads // layout.tp
+    if degree == 1 or layout.cp % degree or not heads or not kv_heads:
+        return
+    can_deal = [n for n in range(2, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if degree in can_deal:
+        return
+    key = "layout.cp" if layout.cp_method == "ulysses" else "layout.cp_ulysses"
+    rule = f"cannot deal out {heads} query heads and {kv_heads} key/value heads; layout.cp_method = 'ring' takes any"
+    yield problem(recipe, "layout-ulysses-heads", key, rule, can_deal)
+
+
+def cp_is_not_compiled(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """A compiled block is one graph, which communication between ranks would break."""
+    if recipe.layout.cp > 1 and recipe.run.compile:
+        rule = f"compiles a block whole, which the communication of layout.cp = {recipe.layout.cp} forbids"
+        yield problem(recipe, "layout-cp-compile", "run.compile", rule, [False])
+
+
 def pp_has_a_block_a_stage(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """Every pipeline stage has at least one block."""
     pp, layers = recipe.layout.pp, recipe.model.num_layers
@@ -87,6 +121,9 @@ def _layouts_of(world: int, recipe: Recipe) -> list[str]:
 SPREAD_RULES = (
     tp_divides_the_model,
     cp_divides_the_sequence,
+    ulysses_groups_divide_cp,
+    ulysses_deals_heads,
+    cp_is_not_compiled,
     pp_has_a_block_a_stage,
     ep_needs_experts,
     layout_fills_the_world,
