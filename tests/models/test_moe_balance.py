@@ -1,4 +1,4 @@
-"""Evening the load: transformers' auxiliary loss, DeepSeek's bias, and counts that must be those of the global batch."""
+"""Evening the load: transformers' auxiliary loss, DeepSeek's bias, counts of the global batch and no less."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def expected_gradients():
 
 
 def gradients_of(tokens_BT, num_micro_batches, *, fault=None, checkpointing="none"):
-    """Our loss and gradients of the batch in micro-batches, at the counts of the whole batch (or, faultily, of each)."""
+    """Our loss and gradients of the batch in micro-batches, at the counts of all of it (or, faultily, of each)."""
     decoder = make(AUX)
     apply_activation_checkpointing(decoder, Memory(activation_checkpointing=checkpointing))
     update_balance(experts_of(decoder), counts_of(decoder, tokens_BT[:, :-1]))

@@ -61,9 +61,7 @@ def test_sigmoid_with_bias_and_groups_is_that_of_deepseek_v3(groups, per_token, 
         theirs.e_score_correction_bias.copy_(ours.bias)
         found = ours(tokens())
         _, weights_NK, experts_NK = theirs(tokens())
-    torch.testing.assert_close(
-        as_matrix(found.experts_NK, found.weights_NK, 16), as_matrix(experts_NK, weights_NK, 16)
-    )
+    torch.testing.assert_close(as_matrix(found.experts_NK, found.weights_NK, 16), as_matrix(experts_NK, weights_NK, 16))
 
 
 def test_the_bias_changes_the_choice_and_never_the_weights():
