@@ -5,7 +5,7 @@ Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (groups, shared experts).
 
 from collections.abc import Iterator
 
-from drumline.recipe.nearest import nearest
+from drumline.recipe.nearest import nearest, nearest_multiples
 from drumline.recipe.problem import Problem, problem
 from drumline.recipe.rules.machine import Machine
 from drumline.recipe.sections import Recipe
@@ -69,10 +69,27 @@ def gate_has_shared_experts(recipe: Recipe, machine: Machine) -> Iterator[Proble
         yield problem(recipe, "moe-shared-gate", "model.moe.shared_expert_gate", rule, [False])
 
 
+def compiled_experts_are_grouped(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """torch traces its grouped product in bf16 only, with rows of whole 16 bytes; the loop over experts reads counts,
+    which breaks a graph.
+    """
+    model, moe = recipe.model, recipe.model.moe
+    if moe is None or not recipe.run.compile:
+        return
+    if recipe.precision.compute != "bf16":
+        rule = f"compiles experts, which torch traces in bf16 only, but precision.compute = {recipe.precision.compute}"
+        yield problem(recipe, "compile-experts", "run.compile", rule, [False])
+    for key, width in (("model.dim", model.dim), ("model.moe.expert_hidden_dim", moe.expert_hidden_dim)):
+        if width % 8:
+            rule = "is no multiple of 8, as run.compile needs of experts in bf16"
+            yield problem(recipe, "compile-experts-width", key, rule, nearest_multiples(8, width))
+
+
 EXPERT_RULES = (
     choice_is_among_experts,
     groups_divide_experts,
     chosen_groups_hold_enough,
     some_layer_has_experts,
     gate_has_shared_experts,
+    compiled_experts_are_grouped,
 )
