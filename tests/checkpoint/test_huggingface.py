@@ -12,11 +12,10 @@ from tests.models.hf_reference import LLAMA, QWEN, hf_model, hf_name, make, rand
 from drumline.checkpoint.huggingface import (
     HuggingFaceFolder,
     export_huggingface,
-    from_huggingface,
     parameter_shapes,
-    to_huggingface,
 )
 from drumline.checkpoint.huggingface_config import read_config, write_config
+from drumline.checkpoint.huggingface_names import from_huggingface, to_huggingface
 from drumline.checkpoint.piece import Piece
 from drumline.models import build
 from drumline.recipe.errors import DrumlineError
@@ -132,7 +131,7 @@ def test_names_go_to_transformers_and_back(model):
     assert {to_huggingface(name) for name in names} == theirs
 
 
-@pytest.mark.parametrize("name", ["layers.0.mlp.gate.weight", "layers.x.norm.weight", "head.weight"])
+@pytest.mark.parametrize("name", ["layers.0.mlp.gates.weight", "layers.x.norm.weight", "head.weight"])
 def test_an_unknown_name_is_refused_both_ways(name):
     with pytest.raises(DrumlineError, match="is no parameter"):
         to_huggingface(name)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tests.models.hf_reference import LLAMA, QWEN
+from tests.models.moe_reference import with_moe
 from tests.ranks import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -44,7 +45,7 @@ def test_weights_depend_on_seed_and_name_only():
     assert not torch.equal(q, k)
 
 
-@pytest.mark.parametrize("model", [LLAMA, QWEN], ids=["untied", "tied"])
+@pytest.mark.parametrize("model", [LLAMA, QWEN, with_moe(num_shared_experts=1)], ids=["untied", "tied", "experts"])
 def test_fsdp_shards_of_uneven_size_have_the_bits_of_one_device(model):
     @ranks(3)
     def body():

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drumline.planner import flops_per_token
-from drumline.recipe import load, num_parameters
+from drumline.recipe import load, num_active_parameters, num_parameters
 from drumline.recipe.sections import Model
 
 SMALL = Model(
@@ -56,3 +56,20 @@ def test_full_attention_is_palms_formula():
     model, T = load("llama3-70b").model, 8192
     palm = 12 * model.num_layers * model.num_heads * model.head_dim * T
     assert flops_per_token(model, T, is_causal=False).attention == palm
+
+
+def test_of_experts_those_count_that_a_token_is_sent_to():
+    model, T = load("qwen3-30b-a3b").model, 4096
+    norms = model.dim * (2 * model.num_layers + 1) + 2 * model.head_dim * model.num_layers
+    weights = num_active_parameters(model) - model.vocab_size * model.dim - norms
+    assert flops_per_token(model, T).linear == 6 * weights
+
+
+def test_a_mixture_has_the_flops_of_a_dense_model_as_wide_as_its_chosen_experts_and_of_its_router():
+    mixture = load("qwen3-moe-debug").model
+    moe = mixture.moe
+    assert moe is not None
+    wide = {"hidden_dim": moe.experts_per_token * moe.expert_hidden_dim, "moe": None}
+    dense = flops_per_token(mixture.model_copy(update=wide), 256)
+    routers = 6 * mixture.num_layers * moe.num_experts * mixture.dim
+    assert flops_per_token(mixture, 256).total == dense.total + routers

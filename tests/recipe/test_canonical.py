@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.recipe import Recipe, builtin_names, diff, digest, full_digest, load, to_toml
-from drumline.recipe.canonical import NOT_MATHS, flat, is_maths
+from drumline.recipe.canonical import ADDED_LATER, NOT_MATHS, flat, is_maths
 from drumline.recipe.keys import keys
 from drumline.recipe.problem import ABSENT
 
@@ -72,10 +72,23 @@ def test_a_digest_changes_with_a_key_of_the_maths_and_with_no_other(key):
     for section in sections:
         node = node.setdefault(section, {})
     node[leaf] = value
+    base = Recipe.model_validate({"model": {"moe": {}}} if key.startswith("model.moe.") else {})
     changed = Recipe.model_validate(tree)
-    assert (digest(changed) != digest(Recipe())) == is_maths(key)
-    assert full_digest(changed) != full_digest(Recipe())
-    assert [row.key for row in diff(Recipe(), changed)] == [key]
+    assert (digest(changed) != digest(base)) == is_maths(key)
+    assert full_digest(changed) != full_digest(base)
+    assert [row.key for row in diff(base, changed)] == [key]
+
+
+def test_a_dense_recipe_has_the_digest_that_it_had_before_there_were_experts():
+    written_down = "df94d2e687609651867668a069d024d3b9f9d94ef3a92facf450806940f6285b"  # llama3-8b, at 0.1.0
+    assert digest(load("llama3-8b")) == written_down
+    assert digest(load("llama3-8b", ["model.moe.num_experts=8"])) != written_down
+    assert digest(load("llama3-8b", ["model.moe.num_experts=8", "model.moe=none"])) == written_down
+
+
+def test_a_key_added_later_has_its_default_there():
+    for key, value in ADDED_LATER.items():
+        assert flat(Recipe())[key] == value
 
 
 def test_a_layout_never_changes_the_digest():
@@ -102,5 +115,5 @@ def test_flat_has_every_value():
         key.replace("*", "0")
         for key in keys()
         if key in ("name", "model.rope_scaling.factor")
-        or ("." in key and key not in ("data.sources", "model.rope_scaling"))
+        or ("." in key and key not in ("data.sources", "model.rope_scaling") and not key.startswith("model.moe."))
     }

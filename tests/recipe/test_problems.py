@@ -1,5 +1,6 @@
 """Every rule: it is silent on a sound recipe, it finds what it is for, and the values it offers work."""
 
+import functools
 import itertools
 
 import pytest
@@ -11,6 +12,7 @@ from drumline.recipe import Recipe, RecipeError, builtin_names, check, load, pro
 from drumline.recipe.rules import RULES
 
 SCALING = "{factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0}"
+MOE = ("model.moe.num_experts=8",)
 
 
 def debug(*overrides):
@@ -86,6 +88,42 @@ CASES = [
     ("layout-cp-seq", "layout.cp", ["layout.cp=512"], {}, (128,)),
     ("layout-pp-layers", "layout.pp", ["layout.pp=7"], {}, (6,)),
     ("layout-ep-dense", "layout.ep", ["layout.ep=2"], {}, (1,)),
+    ("layout-tp-expert-hidden", "layout.tp", [*MOE, "layout.tp=16", "model.moe.expert_hidden_dim=40"], {}, (8,)),
+    ("layout-ep-experts", "layout.ep", [*MOE, "layout=fsdp12.ep3"], {}, (2, 4)),
+    ("layout-ep-ranks", "layout.ep", [*MOE, "layout=dp4.fsdp2.ep4"], {}, (2,)),
+    ("moe-experts-per-token", "model.moe.experts_per_token", [*MOE, "model.moe.experts_per_token=9"], {}, (8,)),
+    ("moe-groups", "model.moe.num_expert_groups", [*MOE, "model.moe.num_expert_groups=3"], {}, (2, 4)),
+    (
+        "moe-group-size",
+        "model.moe.num_expert_groups",
+        [*MOE, "model.moe.num_expert_groups=8", "model.moe.scoring=sigmoid", "model.moe.groups_per_token=2"],
+        {},
+        (4,),
+    ),
+    (
+        "moe-groups-per-token",
+        "model.moe.groups_per_token",
+        [*MOE, "model.moe.num_expert_groups=2", "model.moe.groups_per_token=3"],
+        {},
+        (2,),
+    ),
+    (
+        "moe-groups-too-few",
+        "model.moe.groups_per_token",
+        [*MOE, "model.moe.num_expert_groups=4", "model.moe.experts_per_token=5"],
+        {},
+        (3,),
+    ),
+    ("moe-dense-layers", "model.moe.num_dense_layers", [*MOE, "model.moe.num_dense_layers=6"], {}, (5,)),
+    ("moe-shared-gate", "model.moe.shared_expert_gate", [*MOE, "model.moe.shared_expert_gate=true"], {}, (False,)),
+    ("compile-experts", "run.compile", [*MOE, "run.compile=true"], {}, (False,)),
+    (
+        "compile-experts-width",
+        "model.moe.expert_hidden_dim",
+        [*MOE, "run.compile=true", "precision.compute=bf16", "model.moe.expert_hidden_dim=60"],
+        {},
+        (56, 64),
+    ),
     ("layout-world", "layout", ["layout=dp2"], {"world_size": 4}, ("dp4", "dp2.fsdp2", "fsdp4")),
     ("layout-world", "layout", ["layout=fsdp4"], {"world_size": 2}, ("fsdp2", "dp2")),
     ("layout-world", "layout", ["layout=dp2.fsdp2"], {"world_size": 1}, ("dp1",)),
@@ -214,16 +252,27 @@ def test_mending_any_batch_and_world_leaves_no_problem(dp, fsdp, micro, batch, w
     heads=st.integers(1, 130),
     kv_heads=st.integers(1, 130),
     seq_len=st.integers(1, 3000),
+    moe=st.none()
+    | st.fixed_dictionaries(
+        {
+            "num_experts": st.integers(1, 40),
+            "experts_per_token": st.integers(1, 40),
+            "num_dense_layers": st.integers(0, 9),
+            "num_expert_groups": st.integers(1, 40),
+            "groups_per_token": st.integers(1, 40),
+            "scoring": st.sampled_from(["softmax", "sigmoid"]),
+            "shared_expert_gate": st.booleans(),
+        }
+    ),
 )
-def test_no_rule_raises_and_no_value_is_offered_that_is_refused(layout, heads, kv_heads, seq_len):
-    recipe = Recipe.model_validate(
-        {"layout": layout, "model": {"num_heads": heads, "num_kv_heads": kv_heads}, "data": {"seq_len": seq_len}}
-    )
+def test_no_rule_raises_and_no_value_is_offered_that_is_refused(layout, heads, kv_heads, seq_len, moe):
+    model = {"num_heads": heads, "num_kv_heads": kv_heads, "moe": moe}
+    recipe = Recipe.model_validate({"layout": layout, "model": model, "data": {"seq_len": seq_len}})
     for problem in itertools.islice(problems(recipe), 20):
         for value in problem.nearest:
-            section, _, leaf = problem.key.partition(".")
+            *sections, leaf = problem.key.split(".")
             tree = recipe.model_dump()
-            tree[section][leaf] = value
+            functools.reduce(dict.__getitem__, sections, tree)[leaf] = value
             mended = Recipe.model_validate(tree)
             assert not [other for other in found_by(mended, problem.code) if other.key == problem.key]
 

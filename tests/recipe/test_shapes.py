@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from tests.models.moe_reference import hf_config, hf_state
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from drumline.recipe import builtin_names, load, num_parameters, parameter_shapes
+from drumline.models import build
+from drumline.recipe import builtin_names, load, num_active_parameters, num_parameters, parameter_shapes
 from drumline.recipe.sections import Model
 
 PUBLISHED = {
@@ -21,6 +23,8 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
 
 # logical name -> name in transformers
@@ -45,17 +49,24 @@ def transformers_name(name: str) -> str:
 
 
 def reference_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    if model.moe is not None:
+        return shapes_of(hf_config(model))
     kind = Qwen3Config if model.family == "qwen3" else LlamaConfig
-    config = kind(
-        hidden_size=model.dim,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_heads,
-        num_key_value_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        intermediate_size=model.hidden_dim,
-        vocab_size=model.vocab_size,
-        tie_word_embeddings=model.tie_embeddings,
+    return shapes_of(
+        kind(
+            hidden_size=model.dim,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            num_key_value_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            intermediate_size=model.hidden_dim,
+            vocab_size=model.vocab_size,
+            tie_word_embeddings=model.tie_embeddings,
+        )
     )
+
+
+def shapes_of(config) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in reference.named_parameters()}
@@ -69,8 +80,36 @@ def test_a_built_in_model_has_the_published_number_of_parameters(name, count):
 @pytest.mark.parametrize("name", builtin_names())
 def test_shapes_are_those_of_transformers(name):
     model = load(name).model
-    shapes = {transformers_name(key): shape for key, shape in parameter_shapes(model).items()}
+    if model.moe is None:
+        shapes = {transformers_name(key): shape for key, shape in parameter_shapes(model).items()}
+    else:
+        empty = {name: torch.empty(shape, device="meta") for name, shape in parameter_shapes(model).items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in hf_state(empty).items()}
     assert shapes == reference_shapes(model)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22)])
+def test_active_parameters_are_those_of_the_models_name(name, billions):
+    # Qwen3's report, arXiv:2505.09388, table 2, counts the embedding too.
+    assert num_active_parameters(load(name).model) == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_every_parameter_of_a_dense_model_is_active():
+    model = load("qwen3-8b").model
+    assert num_active_parameters(model) == num_parameters(model)
+
+
+def test_with_all_experts_chosen_every_parameter_is_active():
+    model = load("qwen3-moe-debug", ["model.moe.experts_per_token=8", "model.moe.num_shared_experts=2"]).model
+    assert num_active_parameters(model) == num_parameters(model)
+
+
+@pytest.mark.parametrize("keys", [(), ("model.moe.num_shared_experts=2", "model.moe.shared_expert_gate=true")])
+@pytest.mark.parametrize("num_dense", [0, 1, 3])
+def test_shapes_are_those_of_the_model_that_is_built(num_dense, keys):
+    model = load("qwen3-moe-debug", [f"model.moe.num_dense_layers={num_dense}", *keys]).model
+    built = {name: tuple(parameter.shape) for name, parameter in build(model).named_parameters()}
+    assert built == parameter_shapes(model)
 
 
 @pytest.mark.parametrize("name", builtin_names())

@@ -51,3 +51,26 @@ def test_a_key_that_an_older_version_did_not_know_is_no_difference():
     before = load("llama3-debug").model_dump(mode="json")
     del before["optimizer"]["eps"]
     assert differences(before, load("llama3-debug")) == []
+
+
+def test_experts_more_or_otherwise_trained_are_noticed():
+    assert "model.moe.num_experts" in keys_that_differ("model.moe.num_experts=8")
+    before = load("qwen3-moe-debug").model_dump(mode="json")
+    after = load("qwen3-moe-debug", ["model.moe.balance=bias", "metrics.expert_load_every=0"])
+    assert [key for key, _, _ in differences(before, after)] == ["model.moe.balance"]
+
+
+def test_a_commit_older_than_experts_is_of_a_dense_model():
+    before = load("llama3-debug").model_dump(mode="json")
+    del before["model"]["moe"], before["metrics"]["expert_load_every"]
+    assert differences(before, load("llama3-debug")) == []
+    changed = [key for key, _, _ in differences(before, load("llama3-debug", ["model.moe.num_experts=8"]))]
+    assert "model.moe.num_experts" in changed
+
+
+def test_imported_experts_may_be_trained_in_any_way():
+    recipe = load("qwen3-moe-debug")
+    before = {"model": recipe.model.model_dump(mode="json", exclude={"moe": {"balance", "capacity_factor"}})}
+    assert differences(before, load("qwen3-moe-debug", ["model.moe.balance=bias", "model.moe.capacity_factor=2"])) == []
+    wider = load("qwen3-moe-debug", ["model.moe.num_experts=16"])
+    assert [key for key, _, _ in differences(before, wider)] == ["model.moe.num_experts"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -11,13 +12,14 @@ from drumline.checkpoint.commit import Commit
 from drumline.checkpoint.errors import CommitError
 from drumline.checkpoint.folder import COMMITS
 from drumline.checkpoint.huggingface import HuggingFaceFolder, export_huggingface, parameter_shapes
+from drumline.checkpoint.huggingface_moe import OF_TRAINING
 from drumline.checkpoint.importing import import_weights
 from drumline.recipe.sections import Model
 
 _MODEL = "model."
-# What config.json does not define: how attention is computed, and how weights that are there would have been
-# initialized.
-_NOT_IMPORTED = {"attention", "init_std"}
+# What config.json does not define: how attention is computed, how weights that are there would have been initialized,
+# and how experts are trained.
+_NOT_IMPORTED: Any = {"attention": True, "init_std": True, "moe": dict.fromkeys(OF_TRAINING, True)}
 
 
 def export_commit(

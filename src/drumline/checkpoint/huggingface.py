@@ -1,15 +1,6 @@
 """Hugging Face model folders in and out: config.json beside safetensors files, whole or cut into shards.
 
-Names are translated one to one and tensors are never transposed or permuted: transformers keeps Llama and Qwen3 in the
-layout that is used here (rotary halves, not pairs). Nothing but safetensors and JSON is read.
-
-    embedding.weight                     model.embed_tokens.weight
-    layers.N.attention_norm.weight       model.layers.N.input_layernorm.weight
-    layers.N.attention.X.weight          model.layers.N.self_attn.X.weight         X: q_proj k_proj v_proj o_proj q_norm
-    k_norm layers.N.mlp_norm.weight             model.layers.N.post_attention_layernorm.weight layers.N.mlp.X.weight
-    model.layers.N.mlp.X.weight               X: gate_proj up_proj down_proj norm.weight
-    model.norm.weight output.weight                        lm_head.weight                            left out where it
-    is the embedding's
+Nothing but safetensors and JSON is read. Names, and how experts are stacked: `drumline.checkpoint.huggingface_names`.
 """
 
 import json
@@ -24,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from drumline.checkpoint.huggingface_config import read_config, write_config
+from drumline.checkpoint.huggingface_moe import refuse_what_qwen3_moe_lacks
+from drumline.checkpoint.huggingface_names import is_stacked, stored_tensors, to_huggingface
 from drumline.checkpoint.piece import Piece
 from drumline.models import build
 from drumline.recipe.errors import DrumlineError
@@ -31,62 +24,7 @@ from drumline.recipe.sections import Model
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_OUTSIDE = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_INSIDE = {
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    **{f"attention.{x}": f"self_attn.{x}" for x in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
-    **{f"mlp.{x}": f"mlp.{x}" for x in ("gate_proj", "up_proj", "down_proj")},
-}
-_OUTSIDE_BACK = {theirs: ours for ours, theirs in _OUTSIDE.items()}
-_INSIDE_BACK = {theirs: ours for ours, theirs in _INSIDE.items()}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$")  # tables that old versions saved
-
-
-def to_huggingface(name: str) -> str:
-    """The name that transformers gives to one of our parameters, in both families.
-
-    Args:
-        name: logical name.
-
-    Returns:
-        The name in a Hugging Face folder.
-
-    Raises:
-        DrumlineError: no such parameter.
-    """
-    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.weight", name)
-    inside = _INSIDE.get(match[2]) if match else None
-    if match and inside:
-        return f"model.layers.{match[1]}.{inside}.weight"
-    if name not in _OUTSIDE:
-        raise DrumlineError(f"{name!r} is no parameter of a decoder")
-    return _OUTSIDE[name]
-
-
-def from_huggingface(name: str) -> str:
-    """Our name of a parameter of transformers' Llama or Qwen3.
-
-    Args:
-        name: as in a Hugging Face folder.
-
-    Returns:
-        The logical name.
-
-    Raises:
-        DrumlineError: there is no such parameter in the models here.
-    """
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-    inside = _INSIDE_BACK.get(match[2]) if match else None
-    if match and inside:
-        return f"layers.{match[1]}.{inside}.weight"
-    if name not in _OUTSIDE_BACK:
-        raise DrumlineError(f"{name!r} is no parameter of transformers' Llama or Qwen3")
-    return _OUTSIDE_BACK[name]
 
 
 def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -111,12 +49,13 @@ class HuggingFaceFolder:
         self.model = read_config(self.path)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
+        self._shapes = parameter_shapes(self.model)
         self._check(self._locate())
 
     @property
     def names(self) -> tuple[str, ...]:
         """Logical names of the tensors."""
-        return tuple(self._file_of)
+        return tuple(self._shapes)
 
     def read(
         self, name: str, offsets: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
@@ -134,11 +73,14 @@ class HuggingFaceFolder:
         Raises:
             DrumlineError: no such tensor.
         """
-        part = self._slice(name)
-        whole = part.get_shape()
+        whole = self._shape(name)
         starts = offsets or (0,) * len(whole)
         ends = whole if shape is None else [start + size for start, size in zip(starts, shape, strict=True)]
-        return part[tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))]
+        box = tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))
+        if not is_stacked(name):
+            return self._slice(to_huggingface(name))[box]
+        experts = [self._slice(to_huggingface(name, expert))[box[1:]] for expert in range(starts[0], ends[0])]
+        return torch.stack(experts)
 
     def fill(self, pieces: Iterable[Piece]) -> None:
         """Copies the folder's weights into a model's pieces, converting to each piece's dtype.
@@ -153,19 +95,23 @@ class HuggingFaceFolder:
             group, _, name = piece.name.partition(".")
             if group != "model":
                 continue
-            shape = tuple(self._slice(name).get_shape())
+            shape = self._shape(name)
             if shape != piece.global_shape:
+                theirs = name if is_stacked(name) else to_huggingface(name)
                 raise DrumlineError(
-                    f"{self.path}: {to_huggingface(name)} has shape {list(shape)}, but the run's {name} has "
+                    f"{self.path}: {theirs} has shape {list(shape)}, but the run's {name} has "
                     f"{list(piece.global_shape)}\n  try: make the recipe's model section that of config.json"
                 )
             if piece.tensor.numel():
                 piece.tensor.copy_(self.read(name, piece.offsets, tuple(piece.tensor.shape)))
 
-    def _slice(self, name: str):
-        if name not in self._file_of:
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
             raise DrumlineError(f"{self.path} has no tensor for {name!r}")
-        return self._open(self._file_of[name]).get_slice(to_huggingface(name))
+        return self._shapes[name]
+
+    def _slice(self, theirs: str):
+        return self._open(self._file_of[theirs]).get_slice(theirs)
 
     def _open(self, file: str):
         if file not in self._files:
@@ -209,19 +155,19 @@ class HuggingFaceFolder:
         return located
 
     def _check(self, located: Mapping[str, str]) -> None:
-        wanted = parameter_shapes(self.model)
+        wanted = {}
+        for name, shape in self._shapes.items():
+            wanted |= stored_tensors(name, shape)
         faults = []
-        for name, shape in wanted.items():
-            theirs = to_huggingface(name)
+        for theirs, shape in wanted.items():
             if theirs not in located:
                 faults.append(f"{theirs} is missing")
                 continue
             found = self._open(located[theirs]).get_slice(theirs).get_shape()
             if tuple(found) != shape:
                 faults.append(f"{theirs} has shape {list(found)}, but config.json asks for {list(shape)}")
-            self._file_of[name] = located[theirs]
-        known = {to_huggingface(name) for name in wanted} | {"lm_head.weight"}
-        strangers = (name for name in located if name not in known and not _DERIVED.search(name))
+            self._file_of[theirs] = located[theirs]
+        strangers = (name for name in located if name not in {*wanted, "lm_head.weight"} and not _DERIVED.search(name))
         faults += [f"{name} has no place in the model" for name in strangers]
         if faults:
             shown = (*faults[:10], *([f"and {len(faults) - 10} more"] if len(faults) > 10 else ()))
@@ -253,8 +199,9 @@ def export_huggingface(
         The files written.
 
     Raises:
-        DrumlineError: the folder has something in it, or a tensor has the wrong shape.
+        DrumlineError: the folder has something in it, transformers has no such model, or a tensor has the wrong shape.
     """
+    refuse_what_qwen3_moe_lacks(model)
     path = Path(path).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DrumlineError(f"{path} is there already and is not an empty folder\n  try: another place, or remove it")
@@ -288,13 +235,16 @@ def _write(folder, model, read, dtype, max_shard_bytes, extra_config) -> None:
         tensor = tensor.to("cpu", tensor.dtype if dtype is None else dtype)
         if tuple(tensor.shape) != shape:
             raise DrumlineError(f"{name} has shape {list(tensor.shape)}, but the model asks for {list(shape)}")
-        size = tensor.numel() * tensor.element_size()
-        if shard and num_bytes + size > max_shard_bytes:
-            close()
-            num_bytes = 0
-        shard[to_huggingface(name)] = tensor.contiguous()
         dtypes.add(str(tensor.dtype).removeprefix("torch."))
-        num_bytes, total_bytes = num_bytes + size, total_bytes + size
+        # An expert of a stack is a tensor of its own there; clone, since a shard may hold no views of one storage.
+        parts = [part.clone() for part in tensor] if is_stacked(name) else [tensor]
+        for theirs, part in zip(stored_tensors(name, shape), parts, strict=True):
+            size = part.numel() * part.element_size()
+            if shard and num_bytes + size > max_shard_bytes:
+                close()
+                num_bytes = 0
+            shard[theirs] = part.contiguous()
+            num_bytes, total_bytes = num_bytes + size, total_bytes + size
     close()
     _name_shards(folder, shards, total_bytes)
     (folder / "config.json").write_text(write_config(model, min(dtypes), extra_config))

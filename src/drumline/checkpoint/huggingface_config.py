@@ -11,11 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from drumline.checkpoint.huggingface_moe import read_moe, refuse_what_qwen3_moe_lacks, write_moe
 from drumline.recipe.errors import DrumlineError
 from drumline.recipe.sections import Model, RopeScaling
 
-_FAMILIES = {"llama": "llama3", "qwen3": "qwen3"}
-_ARCHITECTURES = {"llama3": ("llama", "LlamaForCausalLM"), "qwen3": ("qwen3", "Qwen3ForCausalLM")}
+_FAMILIES = {"llama": "llama3", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
+_ARCHITECTURES = {
+    ("llama3", False): ("llama", "LlamaForCausalLM"),
+    ("qwen3", False): ("qwen3", "Qwen3ForCausalLM"),
+    ("qwen3", True): ("qwen3_moe", "Qwen3MoeForCausalLM"),
+}
 _KEYS = {
     "num_layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -71,8 +76,12 @@ def write_config(model: Model, dtype: str, extra: Mapping[str, Any] | None = Non
 
     Returns:
         JSON.
+
+    Raises:
+        DrumlineError: transformers has no such mixture of experts.
     """
-    model_type, architecture = _ARCHITECTURES[model.family]
+    refuse_what_qwen3_moe_lacks(model)
+    model_type, architecture = _ARCHITECTURES[model.family, model.moe is not None]
     rope: dict[str, Any] = {"rope_type": "default"}
     if model.rope_scaling is not None:
         scaling = model.rope_scaling
@@ -102,6 +111,7 @@ def write_config(model: Model, dtype: str, extra: Mapping[str, Any] | None = Non
         "bos_token_id": None,
         "eos_token_id": None,
         **({"mlp_bias": False} if model.family == "llama3" else {"use_sliding_window": False}),
+        **({} if model.moe is None else write_moe(model.moe)),
         **(extra or {}),
     }
     return json.dumps(config, indent=2) + "\n"
@@ -153,6 +163,7 @@ def _to_model(path: Path, config: Mapping[str, Any], family: str) -> Model:
                 "qk_norm": family == "qwen3",
                 "tie_embeddings": config.get("tie_word_embeddings", False),
                 "init_std": config.get("initializer_range", 0.02),
+                "moe": read_moe(path, config) if config["model_type"] == "qwen3_moe" else None,
             }
         )
     except KeyError as error:

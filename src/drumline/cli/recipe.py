@@ -15,6 +15,7 @@ from drumline.recipe import (
     digest,
     full_digest,
     load,
+    num_active_parameters,
     num_parameters,
     problems,
     to_toml,
@@ -82,6 +83,11 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def _parameters(found: Recipe) -> str:
+    active = f", {num_active_parameters(found.model):,} active" if found.model.moe is not None else ""
+    return f"{num_parameters(found.model):,} parameters{active}"
+
+
 def _layout(found: Recipe) -> str:
     ranks = found.layout.num_ranks
     return f"layout {found.layout} on {ranks:,} rank{'s' * (ranks > 1)}"
@@ -96,6 +102,7 @@ def show_recipe(name: Name, overrides: Overrides = None, json: Json = False) -> 
             {
                 "recipe": found.model_dump(mode="json"),
                 "num_parameters": num_parameters(found.model),
+                "num_active_parameters": num_active_parameters(found.model),
                 "num_ranks": found.layout.num_ranks,
                 "digest": digest(found),
                 "full_digest": full_digest(found),
@@ -103,7 +110,7 @@ def show_recipe(name: Name, overrides: Overrides = None, json: Json = False) -> 
         )
         return
     typer.echo(
-        f"# {num_parameters(found.model):,} parameters; {_layout(found)}\n"
+        f"# {_parameters(found)}; {_layout(found)}\n"
         f"# {found.data.global_batch * found.data.seq_len:,} tokens a step; digest of the maths {digest(found)[:16]}\n"
         f"{to_toml(found)}",
         nl=False,
@@ -143,7 +150,7 @@ def validate(
     if json:
         print_json({"valid": True, "problems": [], "mended": []})
     else:
-        typer.echo(f"{found.name} can run: {num_parameters(found.model):,} parameters, {_layout(found)}")
+        typer.echo(f"{found.name} can run: {_parameters(found)}, {_layout(found)}")
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

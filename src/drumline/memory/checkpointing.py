@@ -30,6 +30,7 @@ _KEPT = frozenset(
         _aten.bmm.default,
         _aten.linear.default,
         _aten._scaled_mm.default,
+        _aten._grouped_mm.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,

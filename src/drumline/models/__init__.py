@@ -1,4 +1,4 @@
-"""Single-device model code: Llama 3 and Qwen3 dense decoders, their attention, loss and initial weights.
+"""Single-device model code: Llama 3 and Qwen3, dense or with experts, their attention, loss and initial weights.
 
 In: the recipe's model section, tokens, document starts, labels. Out: logits, or the summed loss. Knows nothing of
 parallelism.
@@ -8,6 +8,7 @@ from drumline.models.attention import Attend, select
 from drumline.models.decoder import Block, Decoder, build
 from drumline.models.initialize import initialize
 from drumline.models.loss import CrossEntropy, chunked_cross_entropy
+from drumline.models.moe import Dispatch, Routed, update_balance
 from drumline.models.rope import Rope
 
 __all__ = [
@@ -15,9 +16,12 @@ __all__ = [
     "Block",
     "CrossEntropy",
     "Decoder",
+    "Dispatch",
     "Rope",
+    "Routed",
     "build",
     "chunked_cross_entropy",
     "initialize",
     "select",
+    "update_balance",
 ]

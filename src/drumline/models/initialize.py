@@ -3,7 +3,7 @@
 Element i (row-major, of the whole logical tensor) of parameter `name` is element i of the random stream `init/<name>`,
 so a rank fills its piece alone. Weights are normal(0, init_std); what writes into the residual stream (o_proj,
 down_proj) is scaled by 1 / sqrt(2 * num_layers), so that the sum of all layers' contributions keeps its variance. Norms
-start at 1.
+start at 1. Buffers, which hold how experts are balanced, start at 0.
 Source: Radford et al. 2019 (GPT-2), section 2.3: "a factor of 1/sqrt(N) where N is the number of residual layers".
 """
 
@@ -19,7 +19,7 @@ _INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def initialize(module: nn.Module, seed: int) -> None:
-    """Fills every parameter of a decoder (or of a part or sharded form of one) in place.
+    """Fills every parameter and buffer of a decoder (or of a part or sharded form of one) in place.
 
     Args:
         module: has `shape` (the recipe's model) and parameters with logical names, not on meta; plain or DTensor, of
@@ -28,6 +28,8 @@ def initialize(module: nn.Module, seed: int) -> None:
     """
     model: Model = module.shape  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
+        for buffer in module.buffers():
+            buffer.zero_()
         for name, parameter in module.named_parameters():
             local, offsets = _local_piece(parameter)
             std = weight_std(name, model)

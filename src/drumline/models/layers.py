@@ -71,10 +71,11 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(hidden_dim, dim, device)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(_swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
+        return self.down_proj(swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
 
 
-def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, of any shape, in their dtype."""
     if kernels.take(gate, up):
         return kernels.swiglu(gate, up)
     return F.silu(gate) * up if torch.compiler.is_compiling() else _SwiGLU.apply(gate, up)

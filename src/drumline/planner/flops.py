@@ -1,6 +1,7 @@
 """FLOPs of training on one token: the forward pass and the backward pass, which costs twice the forward.
 
-    linear     6 N           N: weights that multiply (all matrices and the output projection; no lookup, no norm)
+    linear     6 N           N: weights that multiply (all matrices and the output projection; no lookup, no norm; of
+                             experts, those that a token is sent to)
     attention  6 L H K (T+1) two products of 2 K per query, head and key, over the (T+1)/2 keys a causal query sees, x 3
 
 A multiply-add is two FLOPs. Recomputation under activation checkpointing is not counted: this is the work of the model,
@@ -10,11 +11,10 @@ Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B; Kaplan et al. 2020,
 Legend: T tokens of a sequence, L layers, H query heads, K head width, V vocabulary, D model width.
 """
 
-import math
 from dataclasses import dataclass
 
 from drumline.recipe.sections import Model
-from drumline.recipe.shapes import block_shapes
+from drumline.recipe.shapes import active_elements, layers_by_shape
 
 _FORWARD_AND_BACKWARD = 3  # the backward multiplies twice: for the gradients of the inputs and of the weights
 
@@ -48,8 +48,13 @@ def flops_per_token(model: Model, seq_len: int, *, is_causal: bool = True) -> Fl
     Returns:
         FLOPs of the forward and the backward pass, averaged over a sequence's tokens.
     """
-    matrices = sum(math.prod(shape) for shape in block_shapes(model).values() if len(shape) == 2)
-    weights = model.num_layers * matrices + model.vocab_size * model.dim
+    matrices = sum(
+        count * active_elements(model, shape)
+        for count, shapes in layers_by_shape(model)
+        for shape in shapes.values()
+        if len(shape) >= 2
+    )
+    weights = matrices + model.vocab_size * model.dim
     keys_twice = seq_len + 1 if is_causal else 2 * seq_len  # twice the mean number of keys, which may be a half
     attention = 2 * keys_twice * model.num_layers * model.num_heads * model.head_dim
     return Flops(_FORWARD_AND_BACKWARD * 2 * weights, _FORWARD_AND_BACKWARD * attention)

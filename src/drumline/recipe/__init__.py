@@ -12,7 +12,7 @@ from drumline.recipe.layout import Layout
 from drumline.recipe.loading import load
 from drumline.recipe.problem import ABSENT, Problem
 from drumline.recipe.sections import Recipe
-from drumline.recipe.shapes import num_parameters, parameter_shapes
+from drumline.recipe.shapes import num_active_parameters, num_parameters, parameter_shapes
 from drumline.recipe.validation import check, problems
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "full_digest",
     "is_maths",
     "load",
+    "num_active_parameters",
     "num_parameters",
     "parameter_shapes",
     "problems",

@@ -29,6 +29,6 @@ def schema() -> dict[str, Any]:
     sources = definitions["Data"]["properties"]["sources"]
     several = {name: sources.pop(name) for name in ("type", "items")}
     sources["anyOf"] = [{"$ref": "#/$defs/Source"}, several]
-    scaling = definitions["Model"]["properties"]["rope_scaling"]
-    scaling["anyOf"].append({"const": "none"})  # TOML has no null
+    for name in ("rope_scaling", "moe"):
+        definitions["Model"]["properties"][name]["anyOf"].append({"const": "none"})  # TOML has no null
     return found

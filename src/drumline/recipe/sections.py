@@ -37,6 +37,47 @@ class RopeScaling(Section):
     )
 
 
+class Moe(Section):
+    """A mixture of experts in place of the feed-forward layers: who is chosen, how, and how the load is balanced."""
+
+    num_experts: Positive = Field(default=8, description="Routed experts E of a layer.")
+    experts_per_token: Positive = Field(default=2, description="Experts that each token is sent to.")
+    expert_hidden_dim: Positive = Field(default=256, description="Width F of one expert's SwiGLU hidden layer.")
+    num_dense_layers: Natural = Field(
+        default=0, description="First layers that keep a dense feed-forward of model.hidden_dim."
+    )
+    num_shared_experts: Natural = Field(
+        default=0, description="Experts that every token passes; together one SwiGLU of this times expert_hidden_dim."
+    )
+    shared_expert_gate: bool = Field(
+        default=False, description="A sigmoid of the token scales the shared experts' output (Qwen2-MoE)."
+    )
+    scoring: Literal["softmax", "sigmoid"] = Field(
+        default="softmax", description="How router logits become scores: softmax (Qwen3) or sigmoid (DeepSeek-V3)."
+    )
+    normalize_weights: bool = Field(default=True, description="The weights of a token's chosen experts sum to 1.")
+    routed_scaling: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Factor on the routed experts' weights, after they are normalized."
+    )
+    num_expert_groups: Positive = Field(
+        default=1, description="Groups that neighbouring experts form, such as those of one node; divides num_experts."
+    )
+    groups_per_token: Positive = Field(default=1, description="Groups that a token's experts may come from.")
+    balance: Literal["none", "aux_loss", "bias"] = Field(
+        default="none", description="What evens the load: nothing, a loss, or a bias on the choice without a loss."
+    )
+    aux_loss_coefficient: Annotated[float, Field(ge=0)] = Field(
+        default=0.001, description="For aux_loss: its weight beside the cross-entropy."
+    )
+    bias_update_speed: Annotated[float, Field(ge=0)] = Field(
+        default=0.001, description="For bias: what a step adds to it, or takes from it."
+    )
+    capacity_factor: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="An expert takes at most this times its even share of a sequence, the rest is dropped; 0: never.",
+    )
+
+
 class Model(Section):
     """The shape of the model and how it is computed on one device."""
 
@@ -63,12 +104,17 @@ class Model(Section):
         default="auto",
         description="What computes attention; auto: the own CPU kernel where it builds, else flex on CUDA, else sdpa.",
     )
+    moe: Moe | None = Field(default=None, description="Mixture of experts; a dense model when absent.")
 
-    @field_validator("rope_scaling", mode="before")
+    @field_validator("rope_scaling", "moe", mode="before")
     @classmethod
     def _none_in_words(cls, value: Any) -> Any:
         # TOML has no null; without a word for it a recipe could not take away what it inherits.
         return None if value == "none" else value
+
+    def is_moe_layer(self, index: int) -> bool:
+        """Whether the block of this index, from 0, has experts."""
+        return self.moe is not None and index >= self.moe.num_dense_layers
 
 
 class Source(Section):
@@ -199,6 +245,9 @@ class Metrics(Section):
     )
     tensorboard: bool = Field(default=False, description="Also write TensorBoard events.")
     wandb: str = Field(default="", description="Also log to this Weights & Biases project.")
+    expert_load_every: Natural = Field(
+        default=1, description="Steps between rows of metrics.jsonl that have the load of every expert; 0: none."
+    )
 
 
 class Run(Section):

@@ -1,25 +1,28 @@
 """The shapes of a model's parameters by logical name: what builds the model, what is counted, and what is costed.
 
-Legend: D model width, H query heads, G key/value heads, K head width, F hidden width, V vocabulary.
+Legend: D model width, H query heads, G key/value heads, K head width, F hidden width, V vocabulary, E experts.
 """
 
 import math
+from collections.abc import Callable
 
 from drumline.recipe.sections import Model
 
 Shape = tuple[int, ...]
 
 
-def block_shapes(model: Model) -> dict[str, Shape]:
+def block_shapes(model: Model, index: int = 0) -> dict[str, Shape]:
     """Parameters of one block.
 
     Args:
         model: the model's section.
+        index: of the block, from 0; it decides only whether the block has experts.
 
     Returns:
-        Name within the block -> shape, in the order of the forward pass. A linear's weight is (out, in).
+        Name within the block -> shape, in the order of the forward pass. A linear's weight is (out, in), that of all
+        experts of a layer (E, out, in).
     """
-    D, K, F = model.dim, model.head_dim, model.hidden_dim
+    D, K = model.dim, model.head_dim
     HK, GK = model.num_heads * K, model.num_kv_heads * K
     norms: dict[str, Shape] = (
         {"attention.q_norm.weight": (K,), "attention.k_norm.weight": (K,)} if model.qk_norm else {}
@@ -32,10 +35,31 @@ def block_shapes(model: Model) -> dict[str, Shape]:
         "attention.o_proj.weight": (D, HK),
         **norms,
         "mlp_norm.weight": (D,),
-        "mlp.gate_proj.weight": (F, D),
-        "mlp.up_proj.weight": (F, D),
-        "mlp.down_proj.weight": (D, F),
+        **(moe_shapes(model) if model.is_moe_layer(index) else swiglu_shapes("mlp", D, model.hidden_dim)),
     }
+
+
+def swiglu_shapes(prefix: str, dim: int, hidden_dim: int, *stacked: int) -> dict[str, Shape]:
+    """Parameters of SwiGLU layers from `dim` through `hidden_dim`, stacked along the further dims."""
+    return {
+        f"{prefix}.gate_proj.weight": (*stacked, hidden_dim, dim),
+        f"{prefix}.up_proj.weight": (*stacked, hidden_dim, dim),
+        f"{prefix}.down_proj.weight": (*stacked, dim, hidden_dim),
+    }
+
+
+def moe_shapes(model: Model) -> dict[str, Shape]:
+    """Parameters of the mixture of experts in a block; empty for a dense model."""
+    moe, D = model.moe, model.dim
+    if moe is None:
+        return {}
+    shapes: dict[str, Shape] = {"mlp.router.weight": (moe.num_experts, D)}
+    shapes |= swiglu_shapes("mlp.experts", D, moe.expert_hidden_dim, moe.num_experts)
+    if moe.num_shared_experts:
+        shapes |= swiglu_shapes("mlp.shared", D, moe.num_shared_experts * moe.expert_hidden_dim)
+        if moe.shared_expert_gate:
+            shapes["mlp.shared_gate.weight"] = (1, D)
+    return shapes
 
 
 def parameter_shapes(model: Model) -> dict[str, Shape]:
@@ -47,10 +71,9 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
     Returns:
         Logical name -> shape; a tied output has no name of its own.
     """
-    block = block_shapes(model)
     shapes: dict[str, Shape] = {"embedding.weight": (model.vocab_size, model.dim)}
     for index in range(model.num_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in block.items()}
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in block_shapes(model, index).items()}
     shapes["norm.weight"] = (model.dim,)
     if not model.tie_embeddings:
         shapes["output.weight"] = (model.vocab_size, model.dim)
@@ -66,6 +89,43 @@ def num_parameters(model: Model) -> int:
     Returns:
         The count, without listing the layers one by one.
     """
+    return _count(model, math.prod)
+
+
+def num_active_parameters(model: Model) -> int:
+    """Elements of the parameters that one token passes: all but the experts that it is not sent to.
+
+    Args:
+        model: the model's section.
+
+    Returns:
+        The count; of a dense model, that of all parameters.
+    """
+    return _count(model, lambda shape: active_elements(model, shape))
+
+
+def active_elements(model: Model, shape: Shape) -> int:
+    """Elements of a parameter that one token passes: of stacked experts (E, out, in) only those it is sent to."""
+    if model.moe is None or len(shape) < 3:
+        return math.prod(shape)
+    return model.moe.experts_per_token * math.prod(shape[1:])
+
+
+def layers_by_shape(model: Model) -> list[tuple[int, dict[str, Shape]]]:
+    """The kinds of blocks that a model has, without listing the layers one by one.
+
+    Args:
+        model: the model's section.
+
+    Returns:
+        (number of such blocks, their parameters), dense ones first.
+    """
+    num_dense = model.num_layers if model.moe is None else min(model.moe.num_dense_layers, model.num_layers)
+    kinds = ((num_dense, 0), (model.num_layers - num_dense, num_dense))
+    return [(count, block_shapes(model, first)) for count, first in kinds if count]
+
+
+def _count(model: Model, size: Callable[[Shape], int]) -> int:
     embeddings = model.vocab_size * model.dim * (1 if model.tie_embeddings else 2)
-    block = sum(math.prod(shape) for shape in block_shapes(model).values())
-    return embeddings + model.num_layers * block + model.dim
+    blocks = sum(count * sum(map(size, shapes.values())) for count, shapes in layers_by_shape(model))
+    return embeddings + blocks + model.dim

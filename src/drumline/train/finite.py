@@ -39,6 +39,8 @@ def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch])
 
     def watch(name: str):
         def hook(module: nn.Module, args: object, output: object) -> None:
+            if isinstance(output, tuple):  # a block with experts also says what its router did
+                output = output[0]
             if not isinstance(output, torch.Tensor):
                 return
             place = f"{name or 'the loss'} (micro-batch {index})"

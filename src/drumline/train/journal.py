@@ -10,7 +10,15 @@ import os
 import time
 from pathlib import Path
 
-from drumline.train.records import CommitRecord, EndRecord, Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.records import (
+    CommitRecord,
+    EndRecord,
+    Record,
+    RouterRecord,
+    StartRecord,
+    StepRecord,
+    ValidationRecord,
+)
 
 FILE_NAME = "metrics.jsonl"
 _KINDS = {
@@ -52,6 +60,10 @@ def to_row(record: Record) -> dict[str, object]:
     row: dict[str, object] = {"kind": _KINDS[type(record)]}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
+        if isinstance(value, RouterRecord):
+            value = {name: inner for name, inner in dataclasses.asdict(value).items() if inner is not None}
+        elif field.name == "router":
+            continue  # a dense model has none
         row[field.name] = str(value) if isinstance(value, Path) else value
         if field.name in _HEX and isinstance(value, float):
             row[f"{field.name}_hex"] = value.hex()

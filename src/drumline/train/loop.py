@@ -17,9 +17,10 @@ from drumline.optimizers import learning_rate
 from drumline.planner import flops_per_token
 from drumline.train import finite
 from drumline.train.records import CommitRecord, EndRecord, Observer, Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.routing import RoutingTally
 from drumline.train.setup import Parts, commit_state
 from drumline.train.signals import StopRequest
-from drumline.train.state import model_pieces, optimizer_pieces
+from drumline.train.state import buffer_pieces, model_pieces, optimizer_pieces
 from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step, validate
 
 
@@ -49,6 +50,7 @@ class Loop:
         self._saving: CommitHandle | None = None
         self._observers = observers
         self._stop = stop
+        self._routing = RoutingTally(parts.model, parts.world.sum)
         self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh)
         recipe = parts.recipe
         self._step_tokens = recipe.data.global_batch * recipe.data.seq_len
@@ -132,7 +134,9 @@ class Loop:
             max_grad_norm=recipe.optimizer.max_grad_norm,
             reduce_scalars=self._reduce_scalars,
             check_finite=check_finite,
+            on_routed=self._routing.add if self._routing.has_experts else None,
         )
+        router = self._routing.finish(with_load=_is_due(self.step + 1, recipe.metrics.expert_load_every))
         seconds = time.perf_counter() - begin
         peak = self._peak_flops
         self._emit(
@@ -146,6 +150,7 @@ class Loop:
                 mfu=self._step_flops / seconds / peak if peak else None,
                 memory_bytes=peak_memory(parts.world.device),
                 step_s=seconds,
+                router=router,
             )
         )
 
@@ -159,7 +164,7 @@ class Loop:
         if self.step == self._committed:
             return
         parts = self._parts
-        pieces = model_pieces(parts.parameters, parts.mesh)
+        pieces = model_pieces(parts.parameters, parts.mesh) + buffer_pieces(parts.buffers, parts.world.size)
         pieces += optimizer_pieces(parts.parameters, parts.optimizer, parts.mesh)
         self._report_commit(wait=True)
         self._saving = self._saver.save(self.step, pieces, commit_state(self.step, parts))

@@ -22,6 +22,18 @@ class StartRecord:
 
 
 @dataclass(frozen=True)
+class RouterRecord:
+    """What the routers did in a step, over the global batch: one value a layer with experts."""
+
+    layers: tuple[int, ...]  # their indices
+    load_max: tuple[float, ...]  # choices of the most chosen expert over the mean; 1 is even
+    load_min: tuple[float, ...]
+    entropy: tuple[float, ...]  # of a token's probabilities over experts, mean, nats
+    dropped: tuple[float, ...]  # share of choices that found no room
+    load: tuple[tuple[int, ...], ...] | None  # choices of every expert, on steps that report them
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One optimizer step."""
 
@@ -34,6 +46,7 @@ class StepRecord:
     mfu: float | None
     memory_bytes: int  # peak of rank 0: allocated on CUDA, resident on CPU
     step_s: float
+    router: RouterRecord | None = None  # None for a dense model
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ change, and a run may be made longer or shorter.
 from typing import Any
 
 from drumline.recipe import ABSENT, DrumlineError, Recipe, flat, is_maths
+from drumline.recipe.canonical import ADDED_LATER
 
 
 class AnotherRunError(DrumlineError):
@@ -22,18 +23,23 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[tuple[str, Any, 
         (key, value there, value here).
     """
     there, here = flat(before), flat(recipe)
-    # Imported weights come with the model's shape and nothing else; an older drumline knew fewer keys.
-    known = {_field(key) for key in there}
+    there |= {key: old for key, old in ADDED_LATER.items() if not any(name.startswith(key) for name in there)}
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key, ABSENT) != here.get(key, ABSENT)]
     return [
         (key, there.get(key, ABSENT), here.get(key, ABSENT))
         for key in changed
-        if is_maths(key) and key != "run.steps" and _field(key) in known
+        if is_maths(key) and key != "run.steps" and _is_known(key, there)
     ]
 
 
-def _field(key: str) -> str:
-    return ".".join(key.split(".")[:2])
+def _is_known(key: str, there: dict[str, Any]) -> bool:
+    """Whether the commit's recipe says anything about a key. Imported weights come with the model's shape and nothing
+    else, and an older drumline knew fewer keys; but a section that was absent, and a list that was shorter, were known.
+    """
+    parts = key.split(".")
+    above = [".".join(parts[: index + 1]) for index in range(len(parts))]
+    lists = [above[index - 1] for index, part in enumerate(parts) if part.isdigit()]
+    return any(name in there for name in above) or any(name.startswith(f"{each}.") for each in lists for name in there)
 
 
 def require_same_run(before: dict[str, Any], recipe: Recipe, where: object) -> None:

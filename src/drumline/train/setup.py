@@ -18,7 +18,17 @@ from drumline.parallel.context import context_attend, context_groups
 from drumline.recipe.sections import Recipe
 from drumline.train.folder import CHECKPOINTS
 from drumline.train.resume import AnotherRunError, require_same_run
-from drumline.train.state import MODEL, OPTIMIZER, Parameters, model_pieces, optimizer_pieces, parameters_of
+from drumline.train.state import (
+    MODEL,
+    OPTIMIZER,
+    Buffers,
+    Parameters,
+    buffer_pieces,
+    buffers_of,
+    model_pieces,
+    optimizer_pieces,
+    parameters_of,
+)
 
 Share = Callable[[Batch], Batch]
 
@@ -32,6 +42,7 @@ class Parts:
     mesh: Mesh
     model: nn.Module
     parameters: Parameters
+    buffers: Buffers
     gradients: Gradients
     optimizer: torch.optim.AdamW
     loader: Loader
@@ -78,10 +89,10 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     )
     parallelize(model, recipe, mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
     model.to_empty(device=world.device)
-    parameters = parameters_of(model)
+    parameters, buffers = parameters_of(model), buffers_of(model)
     gradients = own_gradients(model, mesh)
     optimizer = build_adamw(model, recipe.optimizer)
-    first_step = _fill(model, parameters, optimizer, mesh, commit, recipe.run.seed)
+    first_step = _fill(model, optimizer, mesh, commit, recipe.run.seed)
 
     loader = _loader(train_set, recipe, mesh, world, share, first_step=first_step)
     return Parts(
@@ -90,6 +101,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         mesh=mesh,
         model=model,
         parameters=parameters,
+        buffers=buffers,
         gradients=gradients,
         optimizer=optimizer,
         loader=loader,
@@ -134,15 +146,17 @@ def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
         )
 
 
-def _fill(
-    model: nn.Module, parameters: Parameters, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int
-) -> int:
-    """Gives weights and optimizer states their values; returns the steps already taken."""
+def _fill(model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int) -> int:
+    """Gives weights, buffers and optimizer states their values; returns the steps already taken."""
     if commit is None:
         models.initialize(model, seed)
         return 0
-    step = commit.step
+    step, parameters = commit.step, parameters_of(model)
     pieces = model_pieces(parameters, mesh)
+    for piece in buffer_pieces(buffers_of(model), mesh.layout.num_ranks):
+        piece.tensor.zero_()
+        if commit.has(piece.name):  # imported weights have none: the balance begins anew
+            pieces.append(piece)
     if commit.has(OPTIMIZER):
         materialize_states(optimizer, step)
         pieces += optimizer_pieces(parameters, optimizer, mesh)

@@ -9,15 +9,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from drumline.checkpoint import Piece
+from drumline.checkpoint import Piece, whole
 from drumline.parallel import Mesh
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-
 Parameters = Mapping[str, nn.Parameter]
+Buffers = Mapping[str, torch.Tensor]
 
 
 def parameters_of(model: nn.Module) -> Parameters:
@@ -30,6 +30,16 @@ def parameters_of(model: nn.Module) -> Parameters:
 def model_pieces(parameters: Parameters, mesh: Mesh) -> list[Piece]:
     """This rank's pieces of the weights, named `model.<logical name>`; the tensors are the live ones."""
     return [to_piece(MODEL + name, param.detach(), mesh) for name, param in parameters.items()]
+
+
+def buffers_of(model: nn.Module) -> Buffers:
+    """State that no gradient moves, such as how experts are balanced, by logical name; the same on every rank."""
+    return dict(model.named_buffers())
+
+
+def buffer_pieces(buffers: Buffers, num_ranks: int) -> list[Piece]:
+    """The buffers, named `model.<logical name>`, as pieces that all ranks hold; the tensors are the live ones."""
+    return [whole(MODEL + name, buffer, tuple(range(num_ranks))) for name, buffer in buffers.items()]
 
 
 def optimizer_pieces(parameters: Parameters, optimizer: torch.optim.Optimizer, mesh: Mesh) -> list[Piece]:

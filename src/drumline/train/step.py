@@ -8,6 +8,7 @@ from torch import nn
 
 from drumline.comm import World
 from drumline.data import Batch
+from drumline.models import Routed
 from drumline.optimizers import clip, local_sum_of_squares
 from drumline.parallel import Gradients, Mesh, free_gathered
 
@@ -33,6 +34,7 @@ def train_step(
     max_grad_norm: float,
     reduce_scalars: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]],
     check_finite: Callable[[StepResult, Sequence[Batch]], None],
+    on_routed: Callable[[int, Routed], None] | None = None,
 ) -> StepResult:
     """Trains on this rank's micro-batches of one global batch.
 
@@ -47,12 +49,13 @@ def train_step(
         max_grad_norm: clip to this; 0: never.
         reduce_scalars: this rank's loss and sum of squared gradients -> the global loss and the global sum of squares.
         check_finite: raises where the result is not finite, before any weight has moved.
+        on_routed: is told what each layer's router did; None: the model is dense.
 
     Returns:
         Loss and gradient norm.
     """
     gradients.zero_grad()
-    loss = forward_backward(model, batches, num_tokens, gradients)
+    loss = forward_backward(model, batches, num_tokens, gradients, on_routed)
     loss_sum, square_sum = reduce_scalars(loss, local_sum_of_squares(gradients.local()))
     result = StepResult(loss_sum, square_sum**0.5)
     # Reading the two scalars here makes the host wait once a step: weights must not move on a result that is not
@@ -65,7 +68,13 @@ def train_step(
     return result
 
 
-def forward_backward(model: nn.Module, batches: Sequence[Batch], num_tokens: int, gradients: Gradients) -> torch.Tensor:
+def forward_backward(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    num_tokens: int,
+    gradients: Gradients,
+    on_routed: Callable[[int, Routed], None] | None = None,
+) -> torch.Tensor:
     """Accumulates the gradients of all micro-batches.
 
     Args:
@@ -73,14 +82,17 @@ def forward_backward(model: nn.Module, batches: Sequence[Batch], num_tokens: int
         batches: this rank's micro-batches, each [B, T].
         num_tokens: valid tokens of the global batch.
         gradients: told which backward is the step's last.
+        on_routed: is told what each layer's router did.
 
     Returns:
         This rank's share of the loss, fp32 scalar on the device.
     """
     total = torch.zeros((), device=batches[0].tokens_BT.device)
+    options = {} if on_routed is None else {"on_routed": on_routed}
     for index, batch in enumerate(batches):
         gradients.set_sync(index == len(batches) - 1)
-        loss = model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT) / max(1, num_tokens)
+        loss = model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT, **options)
+        loss = loss / max(1, num_tokens)
         loss.backward()
         total += loss.detach()
     gradients.finish()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from drumline.recipe.errors import DrumlineError
-from drumline.train.records import Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.records import Record, RouterRecord, StartRecord, StepRecord, ValidationRecord
 
 _SCALARS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "memory_bytes", "step_s")
 
@@ -19,8 +19,21 @@ def scalars(record: Record) -> dict[str, float]:
     """The numbers of a record by the name under which trackers show them; empty for records without any."""
     if isinstance(record, StepRecord):
         named = {f"train/{name}": getattr(record, name) for name in _SCALARS}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in named.items() if value is not None} | _router_scalars(record.router)
     return {"validation/loss": record.loss} if isinstance(record, ValidationRecord) else {}
+
+
+def _router_scalars(router: RouterRecord | None) -> dict[str, float]:
+    """The worst layer's load, and means over layers of the rest."""
+    if router is None:
+        return {}
+    num_layers = len(router.layers)
+    return {
+        "router/load_max": max(router.load_max),
+        "router/load_min": min(router.load_min),
+        "router/entropy": sum(router.entropy) / num_layers,
+        "router/dropped": sum(router.dropped) / num_layers,
+    }
 
 
 class TensorBoard:

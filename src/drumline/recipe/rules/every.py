@@ -1,9 +1,10 @@
 """Every rule, in the order of the sections."""
 
 from drumline.recipe.rules.batches import BATCH_RULES
+from drumline.recipe.rules.experts import EXPERT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
 from drumline.recipe.rules.spread import SPREAD_RULES
 from drumline.recipe.rules.unfinished import UNFINISHED_RULES
 
-RULES = (*MODEL_RULES, *BATCH_RULES, *SPREAD_RULES, *UNFINISHED_RULES, *MACHINE_RULES)
+RULES = (*MODEL_RULES, *EXPERT_RULES, *BATCH_RULES, *SPREAD_RULES, *UNFINISHED_RULES, *MACHINE_RULES)

@@ -19,6 +19,10 @@ def tp_divides_the_model(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
         "hidden": ("model.hidden_dim", model.hidden_dim),
         "vocab": ("model.vocab_size", model.vocab_size),
     }
+    if model.moe is not None:
+        if model.moe.num_dense_layers == 0:
+            del split["hidden"]
+        split["expert-hidden"] = ("model.moe.expert_hidden_dim", model.moe.expert_hidden_dim)
     common = math.gcd(*(size for _, size in split.values()))
     for name, (key, size) in split.items():
         if size % tp:
@@ -77,11 +81,23 @@ def pp_has_a_block_a_stage(recipe: Recipe, machine: Machine) -> Iterator[Problem
         yield problem(recipe, "layout-pp-layers", "layout.pp", rule, [layers])
 
 
-def ep_needs_experts(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """A dense model has no experts to spread."""
-    if recipe.layout.ep > 1:
+def ep_divides_the_experts(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Every expert-parallel rank holds the same number of experts; a dense model has none to spread."""
+    ep, moe, layout = recipe.layout.ep, recipe.model.moe, recipe.layout
+    if ep == 1:
+        return
+    if moe is None:
         rule = f"spreads experts, but {recipe.model.family} is a dense model"
         yield problem(recipe, "layout-ep-dense", "layout.ep", rule, [1])
+        return
+    lent = layout.fsdp * layout.cp
+    near = nearest(ep, lambda n: lent % n == 0 and moe.num_experts % n == 0, high=moe.num_experts)
+    if moe.num_experts % ep:
+        rule = f"does not divide model.moe.num_experts = {moe.num_experts}"
+        yield problem(recipe, "layout-ep-experts", "layout.ep", rule, near)
+    if lent % ep:
+        rule = f"does not divide the {lent} ranks that it borrows, layout.fsdp = {layout.fsdp} x cp = {layout.cp}"
+        yield problem(recipe, "layout-ep-ranks", "layout.ep", rule, near)
 
 
 def layout_fills_the_world(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
@@ -125,6 +141,6 @@ SPREAD_RULES = (
     ulysses_deals_heads,
     cp_is_not_compiled,
     pp_has_a_block_a_stage,
-    ep_needs_experts,
+    ep_divides_the_experts,
     layout_fills_the_world,
 )
