@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from drumline.models.rope import Rope
 from drumline.parallel.context.block import (
     Block,
     attend_block,
@@ -20,33 +19,8 @@ from drumline.parallel.context.block import (
     pack,
     zeros_wide,
 )
-from drumline.parallel.context.documents import Documents, describe
-from drumline.parallel.context.position import rotate_local
+from drumline.parallel.context.shared import SharedAttend
 from drumline.parallel.context.split import ContextSplit
-
-
-class GatherAttend:
-    """An `Attend` over a sequence that is spread over a group, whose keys and values every rank gathers.
-
-    Args:
-        split: this rank's place; its number in the group.
-        group: of `split.degree` ranks.
-    """
-
-    def __init__(self, split: ContextSplit, group: dist.ProcessGroup | None):
-        self._split = split
-        self._group = group
-
-    def prepare(self, starts_BT: torch.Tensor, dtype: torch.dtype) -> Documents:
-        """Documents of this rank's tokens; starts are positions in the whole row."""
-        return describe(starts_BT, 2)
-
-    def __call__(
-        self, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor, rope: Rope, mask: Documents | None
-    ) -> torch.Tensor:
-        """As `Attend`, for this rank's tokens; rope holds the tables of the whole sequence."""
-        q, k = rotate_local(q_BTHK, rope, self._split), rotate_local(k_BTGK, rope, self._split)
-        return _Gather.apply(q, k, v_BTGK, self._split, self._group, mask)  # pyright: ignore[reportReturnType]
 
 
 class _Gather(torch.autograd.Function):
@@ -92,3 +66,9 @@ def scatter_sum(whole_2BGSK: torch.Tensor, split: ContextSplit, group: dist.Proc
     mine = torch.empty_like(parts[0])
     dist.reduce_scatter(mine, parts, group=group)
     return mine
+
+
+class GatherAttend(SharedAttend):
+    """Every rank gathers all keys and values."""
+
+    across = _Gather

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from drumline.models.rope import Rope
 from drumline.parallel.context.block import (
     Block,
     attend_block,
@@ -21,35 +20,11 @@ from drumline.parallel.context.block import (
     pack,
     zeros_wide,
 )
-from drumline.parallel.context.documents import Documents, describe
-from drumline.parallel.context.position import rotate_local
+from drumline.parallel.context.documents import Documents
+from drumline.parallel.context.shared import SharedAttend
 from drumline.parallel.context.split import ContextSplit
 
 _KV, _GRAD = 0, 1  # tags: both kinds of message can be under way between the same two ranks
-
-
-class RingAttend:
-    """An `Attend` over a sequence that is spread over the ranks of a ring.
-
-    Args:
-        split: this rank's place; its number in the group.
-        group: the ring, of `split.degree` ranks.
-    """
-
-    def __init__(self, split: ContextSplit, group: dist.ProcessGroup | None):
-        self._split = split
-        self._group = group
-
-    def prepare(self, starts_BT: torch.Tensor, dtype: torch.dtype) -> Documents:
-        """Documents of this rank's tokens; starts are positions in the whole row."""
-        return describe(starts_BT, 2)
-
-    def __call__(
-        self, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor, rope: Rope, mask: Documents | None
-    ) -> torch.Tensor:
-        """As `Attend`, for this rank's tokens; rope holds the tables of the whole sequence."""
-        q, k = rotate_local(q_BTHK, rope, self._split), rotate_local(k_BTGK, rope, self._split)
-        return _Ring.apply(q, k, v_BTGK, self._split, self._group, mask)  # pyright: ignore[reportReturnType]
 
 
 class _Ring(torch.autograd.Function):
@@ -125,3 +100,9 @@ class _Passing:
         for work in self._work:
             work.wait()
         return self._received
+
+
+class RingAttend(SharedAttend):
+    """Keys and values are passed around a ring."""
+
+    across = _Ring
