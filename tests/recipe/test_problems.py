@@ -116,6 +116,13 @@ CASES = [
     ),
     ("moe-dense-layers", "model.moe.num_dense_layers", [*MOE, "model.moe.num_dense_layers=6"], {}, (5,)),
     ("moe-shared-gate", "model.moe.shared_expert_gate", [*MOE, "model.moe.shared_expert_gate=true"], {}, (False,)),
+    (
+        "moe-capacity-cp",
+        "model.moe.capacity_factor",
+        [*MOE, "model.moe.capacity_factor=1.25", "layout.cp=2"],
+        {},
+        (0.0,),
+    ),
     ("compile-experts", "run.compile", [*MOE, "run.compile=true"], {}, (False,)),
     (
         "compile-experts-width",

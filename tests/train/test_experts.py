@@ -62,12 +62,15 @@ def assert_same_run(found, expected):
         ("layout=dp2",),
         ("layout=fsdp2",),
         ("layout=dp2.fsdp2",),
+        ("layout=cp2",),
         ("data.micro_batch=4",),
         ("layout=fsdp2", "memory.activation_checkpointing=full"),
     ],
     ids=" ".join,
 )
 def test_losses_and_loads_are_those_of_one_rank(overrides, kind, one_rank, tmp_path):
+    if kind == "capacity" and "layout=cp2" in overrides:
+        pytest.skip("a sequence is not whole on a rank: refused by moe-capacity-cp")
     train_here(tmp_path, *EXPERTS, *KINDS[kind], "run.steps=6", *overrides)
     assert_same_run(rows(tmp_path, "step"), one_rank[kind][0])
     losses = [[row["loss"] for row in found] for found in (rows(tmp_path, "validation"), one_rank[kind][1])]

@@ -85,6 +85,14 @@ def compiled_experts_are_grouped(recipe: Recipe, machine: Machine) -> Iterator[P
             yield problem(recipe, "compile-experts-width", key, rule, nearest_multiples(8, width))
 
 
+def capacity_is_of_whole_sequences(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """What an expert has room for is counted over a sequence, of which a context-parallel rank has a part."""
+    moe, cp = recipe.model.moe, recipe.layout.cp
+    if moe is not None and moe.capacity_factor > 0 and cp > 1:
+        rule = f"counts an expert's room over whole sequences, which layout.cp = {cp} cuts; 0 drops nothing"
+        yield problem(recipe, "moe-capacity-cp", "model.moe.capacity_factor", rule, [0.0])
+
+
 EXPERT_RULES = (
     choice_is_among_experts,
     groups_divide_experts,
@@ -92,4 +100,5 @@ EXPERT_RULES = (
     some_layer_has_experts,
     gate_has_shared_experts,
     compiled_experts_are_grouped,
+    capacity_is_of_whole_sequences,
 )
