@@ -169,6 +169,13 @@ def test_diff_names_what_differs_and_exits_with_1(call, runs):
     assert document["differences"][0]["name"] == "model.norm.weight"
 
 
+def test_a_prefix_that_no_tensor_has_is_no_proof(call, runs):
+    code, _, err = call("diff", runs / "a", runs / "a", "--prefix", "modle.")
+    assert code == 2
+    assert "'modle.'" in err
+    assert "model., optimizer." in err
+
+
 def test_diff_of_runs_without_a_common_step_says_which_steps_there_are(call, runs, tmp_path):
     make_run(tmp_path / "d", [7])
     code, _, err = call("diff", runs / "a", tmp_path / "d")

@@ -1,5 +1,6 @@
 """A run that was killed and resumed is the run that was not, bit for bit; and it may go on under another layout."""
 
+import os
 import shutil
 import signal
 
@@ -83,3 +84,22 @@ def test_another_recipe_may_not_continue_a_run_and_every_changed_key_is_named(tm
     assert "optimizer.lr: 0.003 there, 0.5 here" in result.stderr
     assert "num_workers" not in result.stderr
     assert [row["step"] for row in rows(tmp_path, "step")] == [1, 2]
+
+
+def test_a_stop_before_the_first_step_leaves_no_commit_and_a_run_that_can_begin(tmp_path):
+    def stop_while_validating():
+        from drumline.train import loop
+
+        real = loop.validate
+
+        def validate(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return real(*arguments)
+
+        loop.validate = validate
+
+    train_here(tmp_path, *KEYS, before=stop_while_validating)
+    assert steps(tmp_path) == []
+    assert not list((tmp_path / "checkpoints").iterdir())
+    train_here(tmp_path, *KEYS)
+    assert len(steps(tmp_path)) == STEPS

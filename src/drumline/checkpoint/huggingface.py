@@ -227,7 +227,11 @@ def _write(folder, model, read, dtype, max_shard_bytes, extra_config) -> None:
 
     def close() -> None:
         shards.append(sorted(shard))
-        save_file(dict(sorted(shard.items())), folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        path = folder / f"{len(shards)}.safetensors"
+        try:
+            save_file(dict(sorted(shard.items())), path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise DrumlineError(f"{path} cannot be written: {error}") from error
         shard.clear()
 
     for name, shape in parameter_shapes(model).items():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from drumline.cli.output import print_json, print_table
+from drumline.recipe.errors import DrumlineError
 
 checkpoint = typer.Typer(
     help="List, inspect, verify, compare and convert checkpoints.",
@@ -135,10 +136,14 @@ def diff(
     from drumline.checkpoint.summary import choose_pair, num_bytes_under
 
     one, other = choose_pair(a, b, step)
+    names = {*one.names, *other.names}
+    num_tensors = sum(name.startswith(prefix) for name in names)
+    if not num_tensors:
+        starts = ", ".join(sorted({name.split(".")[0] + "." for name in names}))
+        raise DrumlineError(f"no tensor's name starts with {prefix!r}; they start with {starts or 'nothing'}")
     num_bytes = num_bytes_under(one, prefix)
     with _progress("compare", num_bytes) as advance:
         found = list(compare(one, other, prefix=prefix, progress=advance))
-    num_tensors = sum(name.startswith(prefix) for name in {*one.names, *other.names})
     if json:
         print_json(
             {

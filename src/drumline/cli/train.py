@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,6 +12,9 @@ import typer
 from drumline.cli.environment import calm_threads, terminal
 from drumline.cluster import accelerator_names
 from drumline.recipe import Recipe, check, load
+from drumline.recipe.errors import DrumlineError
+
+MAX_RANKS_A_CORE = 32  # more only fill the memory; a few a core are how layouts are tried on a laptop
 
 
 def train(
@@ -45,6 +49,7 @@ def train(
     if not launches:
         entry()
         return
+    _check_fits_here(nproc or 1)
     from drumline.launch import launch_local
 
     code = launch_local(
@@ -79,6 +84,15 @@ def run_one_rank(recipe_json: str, as_json: bool) -> None:
     if as_json and place.rank == 0:
         sys.stdout.write(
             json.dumps({"reason": outcome.reason, "step": outcome.step, "run_dir": str(outcome.folder)}) + "\n"
+        )
+
+
+def _check_fits_here(num_ranks: int) -> None:
+    num_cores = os.cpu_count() or 1
+    if num_ranks > MAX_RANKS_A_CORE * num_cores:
+        raise DrumlineError(
+            f"{num_ranks:,} ranks are too many for this machine of {num_cores} cores; start them on several machines "
+            f"under torchrun or srun, or try fewer here\n  try: layout=dp{num_cores}"
         )
 
 

@@ -55,7 +55,7 @@ class Loop:
         recipe = parts.recipe
         self._step_tokens = recipe.data.global_batch * recipe.data.seq_len
         self._step_flops = self._step_tokens * flops_per_token(recipe.model, recipe.data.seq_len).total
-        self._committed = parts.first_step if parts.resumed_from else -1
+        self._committed = parts.first_step  # of step 0 there is nothing to keep: the seed gives the weights
 
     def run(self) -> str:
         """Trains to the last step, or until asked to stop.

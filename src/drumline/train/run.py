@@ -22,7 +22,7 @@ from drumline.train.loop import Loop
 from drumline.train.peak import find_peak
 from drumline.train.records import Observer
 from drumline.train.setup import Parts, set_up
-from drumline.train.signals import listen
+from drumline.train.signals import end_at_once, listen
 from drumline.train.trackers import ChromeTrace, TensorBoard, WeightsAndBiases, parse_range
 
 
@@ -58,7 +58,8 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
     with ExitStack() as stack, flush_denormals(), listen() as stop:
         if place.rank == 0:
             stack.callback(FolderLock(folder).release)
-        world = join(place, device, recipe.resilience.timeout_s)
+        with end_at_once():
+            world = join(place, device, recipe.resilience.timeout_s)
         stack.callback(leave)
         notify = functools.partial(say, console) if world.is_first else _ignore
         environment = manifest.describe(world)

@@ -33,6 +33,19 @@ class StopRequest:
 
 
 @contextmanager
+def end_at_once() -> Iterator[None]:
+    """Lets SIGTERM and SIGINT end the process as the system does: for waits inside torch, where no Python handler is
+    called.
+    """
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def listen() -> Iterator[StopRequest]:
     """Listens to SIGTERM and SIGINT for the length of a block, then restores what was there."""
     request = StopRequest()
