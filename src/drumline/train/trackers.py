@@ -57,8 +57,8 @@ class TensorBoard:
         self._run_dir = run_dir
 
     def observe(self, record: Record) -> None:
-        """Writes a record's numbers; at a resume, hides what a killed run wrote behind its last commit."""
-        if isinstance(record, StartRecord) and record.step:
+        """Writes a record's numbers; at the start, hides what a killed run wrote behind its last commit."""
+        if isinstance(record, StartRecord):
             self._writer.close()
             from torch.utils.tensorboard import SummaryWriter
 
