@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -88,11 +87,13 @@ def run_one_rank(recipe_json: str, as_json: bool) -> None:
 
 
 def _check_fits_here(num_ranks: int) -> None:
-    num_cores = os.cpu_count() or 1
-    if num_ranks > MAX_RANKS_A_CORE * num_cores:
+    from drumline.train.manifest import num_cores
+
+    cores = num_cores()
+    if num_ranks > MAX_RANKS_A_CORE * cores:
         raise DrumlineError(
-            f"{num_ranks:,} ranks are too many for this machine of {num_cores} cores; start them on several machines "
-            f"under torchrun or srun, or try fewer here\n  try: layout=dp{num_cores}"
+            f"{num_ranks:,} ranks are too many for this machine of {cores} cores; start them on several machines "
+            f"under torchrun or srun, or try fewer here\n  try: layout=dp{cores}"
         )
 
 

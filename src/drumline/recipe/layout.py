@@ -19,6 +19,20 @@ MAX_DEGREE = 2**31 - 1
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
+def can_deal_heads(num_heads: int, num_kv_heads: int, degree: int) -> bool:
+    """Whether Ulysses ranks can each take whole query heads, with the key/value heads that serve them.
+
+    Args:
+        num_heads: H, of a rank.
+        num_kv_heads: G, of a rank; fewer than ranks are copied.
+        degree: ranks of a Ulysses group.
+
+    Returns:
+        Whether they can.
+    """
+    return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
+
+
 class LayoutError(ValueError):
     """A layout string that cannot be read; the message says which part and what the grammar is."""
 

@@ -92,7 +92,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     parameters, buffers = parameters_of(model), buffers_of(model)
     gradients = own_gradients(model, mesh)
     optimizer = build_adamw(model, recipe.optimizer)
-    first_step = _fill(model, optimizer, mesh, commit, recipe.run.seed)
+    first_step = _fill(model, parameters, buffers, optimizer, mesh, commit, recipe.run.seed)
 
     loader = _loader(train_set, recipe, mesh, world, share, first_step=first_step)
     return Parts(
@@ -146,14 +146,22 @@ def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
         )
 
 
-def _fill(model: nn.Module, optimizer: torch.optim.AdamW, mesh: Mesh, commit: Commit | None, seed: int) -> int:
+def _fill(
+    model: nn.Module,
+    parameters: Parameters,
+    buffers: Buffers,
+    optimizer: torch.optim.AdamW,
+    mesh: Mesh,
+    commit: Commit | None,
+    seed: int,
+) -> int:
     """Gives weights, buffers and optimizer states their values; returns the steps already taken."""
     if commit is None:
         models.initialize(model, seed)
         return 0
-    step, parameters = commit.step, parameters_of(model)
+    step = commit.step
     pieces = model_pieces(parameters, mesh)
-    for piece in buffer_pieces(buffers_of(model), mesh.layout.num_ranks):
+    for piece in buffer_pieces(buffers, mesh.layout.num_ranks):
         piece.tensor.zero_()
         if commit.has(piece.name):  # imported weights have none: the balance begins anew
             pieces.append(piece)

@@ -3,7 +3,7 @@ once.
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -37,21 +37,23 @@ def end_at_once() -> Iterator[None]:
     """Lets SIGTERM and SIGINT end the process as the system does: for waits inside torch, where no Python handler is
     called.
     """
-    previous = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _handled_by(signal.SIG_DFL):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def listen() -> Iterator[StopRequest]:
     """Listens to SIGTERM and SIGINT for the length of a block, then restores what was there."""
     request = StopRequest()
-    previous = {number: signal.signal(number, request.handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _handled_by(request.handle):
         yield request
+
+
+@contextmanager
+def _handled_by(new: Callable[[int, object], None] | signal.Handlers) -> Iterator[None]:
+    previous = {number: signal.signal(number, new) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ from drumline.models import Attend
 from drumline.models.rope import Rope
 from drumline.parallel.context.split import unshard
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.layout import can_deal_heads
 
 
 class UlyssesAttend:
@@ -69,7 +70,7 @@ def heads_problem(num_heads: int, num_kv_heads: int, degree: int) -> str | None:
     Returns:
         A text with what is wrong and what would work.
     """
-    fitting = [n for n in range(1, num_heads + 1) if _can_deal(num_heads, num_kv_heads, n)]
+    fitting = [n for n in range(1, num_heads + 1) if can_deal_heads(num_heads, num_kv_heads, n)]
     if degree in fitting:
         return None
     return (
@@ -77,10 +78,6 @@ def heads_problem(num_heads: int, num_kv_heads: int, degree: int) -> str | None:
         f"ranks must divide the query heads, and divide or be a multiple of the key/value heads"
         f"\n  try: a degree of {', '.join(map(str, fitting))}, or ring attention, which takes any"
     )
-
-
-def _can_deal(num_heads: int, num_kv_heads: int, degree: int) -> bool:
-    return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
 
 
 class _TokensToHeads(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from drumline.recipe.layout import AXES, MAX_DEGREE, MESH_AXES, Layout
+from drumline.recipe.layout import AXES, MAX_DEGREE, MESH_AXES, Layout, can_deal_heads
 from drumline.recipe.nearest import nearest
 from drumline.recipe.problem import Problem, problem
 from drumline.recipe.rules.machine import Machine
@@ -58,7 +58,7 @@ def ulysses_deals_heads(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     degree, heads, kv_heads = layout.ulysses_degree, model.num_heads // layout.tp, model.num_kv_heads // layout.tp
     if degree == 1 or layout.cp % degree or not heads or not kv_heads:
         return
-    can_deal = [n for n in range(2, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    can_deal = [n for n in range(2, heads + 1) if can_deal_heads(heads, kv_heads, n)]
     if degree in can_deal:
         return
     key = "layout.cp" if layout.cp_method == "ulysses" else "layout.cp_ulysses"
