@@ -16,6 +16,7 @@ MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")
 _PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]{0,9})")
 
 MAX_DEGREE = 2**31 - 1
+ContextMethod = Literal["ring", "gather", "ulysses", "ring_ulysses"]
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
 
@@ -81,7 +82,7 @@ class Layout(BaseModel):
         description="What the fsdp axis shards: 1 optimizer states, 2 also gradients, 3 also parameters.",
     )
 
-    cp_method: Literal["ring", "gather", "ulysses", "ring_ulysses"] = Field(
+    cp_method: ContextMethod = Field(
         default="ring",
         description="How cp ranks attend to each other's tokens: pass keys and values around a ring, gather them, "
         "trade tokens for heads (Ulysses), or Ulysses within groups and rings between them.",

@@ -100,7 +100,7 @@ def _make_observers(parts: Parts, folder: Path, console: Console, stack: ExitSta
     if parts.world.is_first:
         observers += [Journal(folder, parts.first_step), ConsoleView(console, recipe.metrics.log_every)]
         if recipe.metrics.tensorboard:
-            observers.append(TensorBoard(folder))
+            observers.append(TensorBoard(folder, parts.first_step))
         if recipe.metrics.wandb:
             config = recipe.model_dump(mode="json")
             observers.append(WeightsAndBiases(folder, recipe.metrics.wandb, folder.name, config))

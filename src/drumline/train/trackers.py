@@ -41,28 +41,23 @@ class TensorBoard:
 
     Args:
         run_dir: the run directory.
+        first_step: steps taken so far; what a killed run wrote behind them is hidden.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
     """
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Path, first_step: int):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError(
                 "metrics.tensorboard = true needs a library: pip install 'drumline[tensorboard]'"
             ) from None
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
-        self._run_dir = run_dir
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=first_step + 1)
 
     def observe(self, record: Record) -> None:
-        """Writes a record's numbers; at the start, hides what a killed run wrote behind its last commit."""
-        if isinstance(record, StartRecord):
-            self._writer.close()
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=record.step + 1)
+        """Writes a record's numbers."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record.step)
 

@@ -3,8 +3,8 @@
 In: a rank's tokens of every row, its place in the split, process groups. Out: an `Attend` that the model calls as any.
 """
 
-from drumline.parallel.context.attend import ContextGroups, Method, context_attend, context_groups
+from drumline.parallel.context.attend import ContextGroups, context_attend, context_groups
 from drumline.parallel.context.split import ContextSplit, unshard
 from drumline.parallel.context.ulysses import heads_problem
 
-__all__ = ["ContextGroups", "ContextSplit", "Method", "context_attend", "context_groups", "heads_problem", "unshard"]
+__all__ = ["ContextGroups", "ContextSplit", "context_attend", "context_groups", "heads_problem", "unshard"]

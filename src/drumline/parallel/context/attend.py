@@ -1,7 +1,6 @@
 """The one entry: which attention a layout's context parallelism takes, and over which groups."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch.distributed as dist
 
@@ -12,8 +11,7 @@ from drumline.parallel.context.split import ContextSplit
 from drumline.parallel.context.ulysses import UlyssesAttend
 from drumline.parallel.mesh import Mesh
 from drumline.recipe.errors import DrumlineError
-
-Method = Literal["ring", "gather", "ulysses", "ring_ulysses"]
+from drumline.recipe.layout import ContextMethod
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def context_groups(mesh: Mesh, ulysses_degree: int = 1) -> ContextGroups:
     )
 
 
-def context_attend(method: Method, groups: ContextGroups, local: Attend) -> Attend:
+def context_attend(method: ContextMethod, groups: ContextGroups, local: Attend) -> Attend:
     """Chooses what computes attention over a sequence that several ranks share.
 
     The result is called with a rank's own tokens, in the order of `ContextSplit.positions`, with the rotary tables of
