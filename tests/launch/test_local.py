@@ -278,6 +278,7 @@ def test_a_second_signal_ends_the_ranks_at_once(tmp_path):
     code, stderr = launcher.end()
     assert code == 128 + signal.SIGINT
     assert "a second signal came" in stderr
+    assert "most recent call first" not in stderr
     assert launcher.commits == 0
 
 

@@ -212,10 +212,11 @@ class RankAgent(SimpleElasticAgent):
             self._end_all(is_stopped=True)
 
     def _end_all(self, *, is_stopped: bool = False, note: str = "") -> None:
-        """Lets the ranks that still run write their stacks, then kills them."""
-        self._signal_running(STACK_SIGNAL)
-        time.sleep(STACK_S)
-        self._collect(0.0)
+        """Lets the ranks that still run write their stacks, then kills them; who asked twice waits for no stacks."""
+        if not self._interrupts.is_urgent:
+            self._signal_running(STACK_SIGNAL)
+            time.sleep(STACK_S)
+            self._collect(0.0)
         self._signal_running(signal.SIGKILL)
         self._collect_until(time.monotonic() + 10.0, is_stopped=is_stopped, note=note)
 
