@@ -87,6 +87,19 @@ def test_a_rank_that_dies_takes_the_others_down_and_is_named(tmp_path):
     assert "Traceback" not in stderr
 
 
+def test_a_commit_that_finds_no_room_is_said_once_and_leaves_nothing(tmp_path):
+    keys = ("run.steps=6", "checkpoint.every=2")
+    prepared = train(tmp_path / "prepared", *keys)  # data and kernels are there from now on
+    assert prepared.returncode == 0, prepared.stderr
+    # A file may have 64 KiB: a disk that is full for a checkpoint, and not for a row of metrics.
+    limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *command(tmp_path / "run", *keys)]
+    result = subprocess.run(limited, env=environment(), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.count("step 2 was not committed") == 1
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 def test_two_trainings_in_one_folder_are_refused(tmp_path):
     process = subprocess.Popen(
         command(tmp_path, "run.steps=20000"), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -112,6 +125,7 @@ def test_a_damaged_commit_is_refused_by_name_and_left_alone(tmp_path):
     result = train(tmp_path, "run.steps=4")
     assert result.returncode in (1, 2)
     assert shard.name in result.stderr
+    assert "to go on from an earlier commit" in result.stderr
     assert "Traceback" not in result.stderr
     assert bytes(content) == shard.read_bytes()
 

@@ -57,8 +57,7 @@ class DamagedCommitError(CommitError):
         self.damages = tuple(damages)
         shown = [f"  {damage}" for damage in self.damages[:8]]
         more = [f"  and {len(self.damages) - 8} more"] if len(self.damages) > 8 else []
-        way_out = "  to go on from an earlier commit of the run, move this folder away"
-        super().__init__("\n".join([f"{path} is damaged and was not loaded:", *shown, *more, way_out]))
+        super().__init__("\n".join([f"{path} is damaged and was not loaded:", *shown, *more]))
 
 
 class SaveError(DrumlineError):

@@ -199,10 +199,8 @@ class Saver:
         try:
             carry_out(save, snapshot)
             self._remove_failed()  # every rank took part in this save, so every rank has seen the failure before it
-        except BaseException as error:
+        except BaseException:
             self._failed.append(save.unfinished)
-            if self._asynchronous and save.rank == 0:  # now, not only when somebody asks
-                _log.error("%s", error)
             raise
 
     def _open(self, session: str | None) -> str | None:

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from drumline import data, models, precision
-from drumline.checkpoint import Commit, newest_commit, open_commit
+from drumline.checkpoint import Commit, DamagedCommitError, newest_commit, open_commit
 from drumline.comm import World
 from drumline.data import Batch, Loader
 from drumline.optimizers import build_adamw, materialize_states
 from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parallelize
 from drumline.parallel.context import context_attend, context_groups
+from drumline.recipe.errors import DrumlineError
 from drumline.recipe.sections import Recipe
 from drumline.train.folder import CHECKPOINTS
 from drumline.train.resume import AnotherRunError, require_same_run
@@ -168,7 +169,10 @@ def _fill(
     if commit.has(OPTIMIZER):
         materialize_states(optimizer, step)
         pieces += optimizer_pieces(parameters, optimizer, mesh)
-    commit.read_into(pieces, prefix="" if commit.has(OPTIMIZER) else MODEL)
+    try:
+        commit.read_into(pieces, prefix="" if commit.has(OPTIMIZER) else MODEL)
+    except DamagedCommitError as error:
+        raise DrumlineError(f"{error}\n  to go on from an earlier commit of the run, move this folder away") from error
     return step
 
 
