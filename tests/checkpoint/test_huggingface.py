@@ -1,6 +1,7 @@
 """Hugging Face folders: byte-equal round trips, logits of transformers, a clear word about each kind of bad folder."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -251,4 +252,16 @@ def test_an_export_that_fails_leaves_nothing(tmp_path):
     weights = dict(make(LLAMA).named_parameters()) | {"norm.weight": torch.ones(3)}
     with pytest.raises(DrumlineError, match=r"norm.weight has shape \[3\]"):
         export_huggingface(tmp_path / "out", LLAMA, weights.__getitem__, max_shard_bytes=40_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_finds_no_room_says_so_and_leaves_nothing(tmp_path):
+    weights = dict(make(LLAMA).named_parameters())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(DrumlineError, match=r"safetensors cannot be written: .*(large|space)"):
+            export_huggingface(tmp_path / "out", LLAMA, weights.__getitem__)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())

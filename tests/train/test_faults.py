@@ -135,6 +135,7 @@ def test_a_damaged_commit_is_refused_by_name_and_left_alone(tmp_path):
     [
         (["--nproc", "2"], {}, "layout"),
         (["layout=dp3"], {}, "data.global_batch"),
+        (["layout=dp65536", "data.global_batch=65536"], {}, "too many for this machine"),
         (["layout=tp2"], {}, "tensor parallelism cannot run yet"),
         (["run.device=cuda"], {}, "run.device"),
         (["data.sources=[{path='/nowhere'}]"], {}, "/nowhere"),
@@ -157,6 +158,24 @@ def test_a_request_that_cannot_run_gets_one_message_and_leaves_nothing(overrides
     assert "Traceback" not in result.stderr
     assert not list(run.glob("checkpoints/*"))
     assert not rows(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_waits_for_one_that_never_comes_can_be_ended(number, tmp_path):
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
+    process = subprocess.Popen(command(tmp_path, "layout=dp2"), env=environment(**place), stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "lock").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.0)  # from the lock to the wait inside torch
+        process.send_signal(number)
+        assert process.wait(timeout=15) == -number
+    finally:
+        if process.poll() is None:
+            process.kill()
 
 
 def test_ctrl_c_finishes_the_step_and_commits_it(tmp_path):
