@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from tests.models.deepseek_reference import DEEPSEEK, hf_config
+from tests.models.moe_reference import with_moe
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from drumline.planner import flops_per_token
 from drumline.recipe import load, num_active_parameters, num_parameters
@@ -73,3 +75,23 @@ def test_a_mixture_has_the_flops_of_a_dense_model_as_wide_as_its_chosen_experts_
     dense = flops_per_token(mixture.model_copy(update=wide), 256)
     routers = 6 * mixture.num_layers * moe.num_experts * mixture.dim
     assert flops_per_token(mixture, 256).total == dense.total + routers
+
+
+def test_latent_attention_flops_are_what_torch_counts():
+    B, T = 2, 32
+    model = DEEPSEEK.model_copy(update={"moe": None, "num_mtp_layers": 0})
+    # As many dense layers as layers: their experts are none of a token's work.
+    reference = DeepseekV3ForCausalLM(hf_config(with_moe(DEEPSEEK, num_dense_layers=3), attn_implementation="eager"))
+    hidden_BTD = torch.ones(B, T, model.dim, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        reference(inputs_embeds=hidden_BTD).logits.sum().backward()
+    counted = counter.get_total_flops() - 2 * 8 // 2 * T * B  # angles by a matmul; no part of the model's work
+    assert flops_per_token(model, T, is_causal=False).total * B * T == pytest.approx(counted, rel=1e-3)
+
+
+def test_a_module_of_multi_token_prediction_is_a_layer_its_merge_and_an_output():
+    one, two = (DEEPSEEK.model_copy(update={"num_layers": layers}) for layers in (3, 4))
+    layer = flops_per_token(two, 256).total - flops_per_token(one, 256).total
+    merge, output = 6 * 2 * one.dim**2, 6 * one.dim * one.vocab_size
+    ahead = one.model_copy(update={"num_mtp_layers": 2})
+    assert flops_per_token(ahead, 256).total == flops_per_token(one, 256).total + 2 * (layer + merge + output)

@@ -83,7 +83,7 @@ def test_a_folder_is_no_recipe(tmp_path):
     [
         ("lama3-8b", "did you mean llama3-8b"),
         ("LLAMA3-8B", "did you mean llama3-8b"),
-        ("gpt", "built in are llama3-debug, llama3-125m"),
+        ("gpt", "built in are deepseek-v3-debug, deepseek-v3, llama3-debug, llama3-125m"),
         ("", "give a built-in recipe's name or a file"),
         ("a\0b", "give a built-in recipe's name or a file"),
         ("no/such/recipe.toml", "there is no recipe file no/such/recipe.toml"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.models.moe_reference import hf_config, hf_state
+from tests.models import deepseek_reference, moe_reference
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from drumline.models import build
@@ -48,9 +48,13 @@ def transformers_name(name: str) -> str:
     return name
 
 
+def reference_of(model: Model):
+    return deepseek_reference if model.mla is not None else moe_reference
+
+
 def reference_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     if model.moe is not None:
-        return shapes_of(hf_config(model))
+        return shapes_of(reference_of(model).hf_config(model))
     kind = Qwen3Config if model.family == "qwen3" else LlamaConfig
     return shapes_of(
         kind(
@@ -84,7 +88,7 @@ def test_shapes_are_those_of_transformers(name):
         shapes = {transformers_name(key): shape for key, shape in parameter_shapes(model).items()}
     else:
         empty = {name: torch.empty(shape, device="meta") for name, shape in parameter_shapes(model).items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in hf_state(empty).items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in reference_of(model).hf_state(empty).items()}
     assert shapes == reference_shapes(model)
 
 
@@ -92,6 +96,16 @@ def test_shapes_are_those_of_transformers(name):
 def test_active_parameters_are_those_of_the_models_name(name, billions):
     # Qwen3's report, arXiv:2505.09388, table 2, counts the embedding too.
     assert num_active_parameters(load(name).model) == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_deepseek_v3_has_its_published_sizes():
+    # arXiv:2412.19437, section 1: 671B in all, 37B for a token. The published folder is of 685B with the module of
+    # multi-token prediction, which has copies of the embedding and of the output there.
+    whole = load("deepseek-v3").model
+    alone = load("deepseek-v3", ["model.num_mtp_layers=0"]).model
+    assert num_parameters(alone) == pytest.approx(671e9, rel=1e-3)
+    assert num_active_parameters(alone) == pytest.approx(37e9, rel=0.02)
+    assert num_parameters(whole) + 2 * whole.vocab_size * whole.dim == pytest.approx(685e9, rel=1e-3)
 
 
 def test_every_parameter_of_a_dense_model_is_active():
@@ -108,6 +122,13 @@ def test_with_all_experts_chosen_every_parameter_is_active():
 @pytest.mark.parametrize("num_dense", [0, 1, 3])
 def test_shapes_are_those_of_the_model_that_is_built(num_dense, keys):
     model = load("qwen3-moe-debug", [f"model.moe.num_dense_layers={num_dense}", *keys]).model
+    built = {name: tuple(parameter.shape) for name, parameter in build(model).named_parameters()}
+    assert built == parameter_shapes(model)
+
+
+@pytest.mark.parametrize("keys", [(), ("model.mla.q_lora_rank=0", "model.num_mtp_layers=2"), ("model.moe=none",)])
+def test_shapes_of_latent_attention_are_those_of_the_model_that_is_built(keys):
+    model = load("deepseek-v3-debug", keys).model
     built = {name: tuple(parameter.shape) for name, parameter in build(model).named_parameters()}
     assert built == parameter_shapes(model)
 

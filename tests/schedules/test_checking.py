@@ -1,7 +1,7 @@
 """The checker names the fault of every mutant, with rank and action."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from drumline.recipe.errors import CheckFailed
@@ -109,7 +109,6 @@ def test_many_faults_are_counted_and_not_all_printed():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(st.data())
 def test_dropping_or_doubling_any_action_is_found(name, data):
     schedule = generate(name, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8)))
@@ -148,7 +147,6 @@ def happens(order, num_stages):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(st.data())
 def test_a_shuffled_schedule_is_sound_exactly_if_it_ends(name, data):
     schedule = generate(name, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5)))

@@ -1,7 +1,7 @@
 """Every generated schedule is sound, for any numbers; and its bubble and memory are those of the papers."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.recipe.errors import DrumlineError
@@ -24,7 +24,6 @@ def bubble(schedule, forward=1.0, backward=2.0):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_every_schedule_is_sound_for_any_number_of_ranks_and_micro_batches(name, ranks, microbatches):
     schedule = generate(name, ranks, microbatches)
@@ -34,7 +33,6 @@ def test_every_schedule_is_sound_for_any_number_of_ranks_and_micro_batches(name,
 
 
 @pytest.mark.parametrize("name", CHOOSABLE)
-@settings(deadline=None)
 @given(*ranks_and_microbatches, st.integers(2, 6))
 def test_every_interleaved_schedule_is_sound_for_any_number_of_stages_a_rank(name, ranks, microbatches, virtual):
     schedule = generate(name, ranks, microbatches, virtual)
@@ -43,7 +41,6 @@ def test_every_interleaved_schedule_is_sound_for_any_number_of_stages_a_rank(nam
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 20), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0.1, 4), st.floats(0, 1))
 def test_no_schedule_is_faster_than_its_work_or_than_one_micro_batchs_way(name, ranks, microbatches, f, i, w, latency):
     schedule = generate(name, ranks, microbatches)
@@ -59,13 +56,11 @@ def test_no_schedule_is_faster_than_its_work_or_than_one_micro_batchs_way(name, 
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@settings(deadline=None)
 @given(*ranks_and_microbatches, st.floats(0.1, 5), st.floats(0.1, 5))
 def test_the_bubble_of_gpipe_and_1f1b_is_the_closed_form(name, p, m, forward, backward):
     assert bubble(generate(name, p, m), forward, backward) == pytest.approx((p - 1) / (m + p - 1))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 5), st.floats(0.1, 5), st.floats(0.1, 5))
 def test_the_bubble_of_interleaved_1f1b_is_the_closed_form(p, rounds, v, forward, backward):
     m = rounds * p
@@ -74,7 +69,6 @@ def test_the_bubble_of_interleaved_1f1b_is_the_closed_form(p, rounds, v, forward
 
 
 @pytest.mark.parametrize(("forward", "input_gradient", "weight_gradient"), TIMES)
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 20))
 def test_the_idle_time_of_zb_h1_is_the_papers(forward, input_gradient, weight_gradient, p, more):
     schedule = generate("zb-h1", p, 2 * p + more)
@@ -83,7 +77,6 @@ def test_the_idle_time_of_zb_h1_is_the_papers(forward, input_gradient, weight_gr
 
 
 @pytest.mark.parametrize(("forward", "input_gradient", "weight_gradient"), TIMES)
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(2, 6), st.integers(2, 4))
 def test_interleaving_zero_bubble_stages_idles_and_holds_as_zb_h1(forward, input_gradient, weight_gradient, p, n, v):
     schedule = generate("interleaved-zero-bubble", p, n * p, v)
@@ -99,7 +92,6 @@ def test_zb_h1_idles_less_than_1f1b_by_twice_the_weight_gradient_a_hop(forward, 
     assert saved == pytest.approx(3 * 2 * weight_gradient)
 
 
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_zbv_has_no_bubble_within_a_rank_when_all_parts_take_the_same_time(p, m):
     schedule = generate("zbv", p, max(m, 2 * p - 1))
@@ -107,7 +99,6 @@ def test_zbv_has_no_bubble_within_a_rank_when_all_parts_take_the_same_time(p, m)
 
 
 @pytest.mark.parametrize(("forward", "input_gradient", "weight_gradient"), TIMES)
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 12))
 def test_dualpipev_idles_at_most_as_long_as_published(forward, input_gradient, weight_gradient, p, more):
     backward = input_gradient + weight_gradient
@@ -115,25 +106,21 @@ def test_dualpipev_idles_at_most_as_long_as_published(forward, input_gradient, w
     assert idle(generate("dualpipev", p, 2 * p + more), forward, input_gradient, weight_gradient) <= published + 1e-9
 
 
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_gpipe_holds_every_micro_batch(p, m):
     assert peak_in_flight(generate("gpipe", p, m)) == (m,) * p
 
 
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_1f1b_holds_one_micro_batch_for_each_rank_from_its_own_on(p, m):
     assert peak_in_flight(generate("1f1b", p, m)) == tuple(min(p - rank, m) for rank in range(p))
 
 
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_zb_h1_holds_on_every_rank_what_1f1b_holds_on_its_first(p, m):
     assert peak_in_flight(generate("zb-h1", p, m)) == (min(p, m),) * p
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 5))
 def test_interleaved_1f1b_holds_its_warm_up_and_one_more(p, rounds, v):
     m = rounds * p
@@ -141,7 +128,6 @@ def test_interleaved_1f1b_holds_its_warm_up_and_one_more(p, rounds, v):
     assert peak_in_flight(generate("interleaved-1f1b", p, m, v)) == expected
 
 
-@settings(deadline=None)
 @given(*ranks_and_microbatches)
 def test_the_v_shaped_hold_two_half_stages_for_each_rank(p, m):
     assert max(peak_in_flight(generate("zbv", p, m))) <= 2 * p

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.recipe.errors import DrumlineError
@@ -53,7 +53,6 @@ def test_the_inner_bubble_leaves_out_the_time_before_a_ranks_first_and_after_its
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 12), st.floats(0, 2))
 def test_no_action_starts_before_what_it_needs_has_arrived(name, ranks, microbatches, latency):
     schedule = generate(name, ranks, microbatches)

@@ -1,7 +1,7 @@
 """Schedules as CSV: round trip, torch's form, and what is refused."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.recipe.errors import DrumlineError
@@ -9,7 +9,6 @@ from drumline.schedules import SCHEDULES, from_csv, generate, read_file, to_csv
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_what_is_written_is_read_back(name, ranks, microbatches):
     schedule = generate(name, ranks, microbatches)

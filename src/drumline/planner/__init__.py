@@ -4,5 +4,6 @@ In: a recipe's model and layout, an accelerator. Out: counts in FLOPs, bytes and
 """
 
 from drumline.planner.flops import Flops, flops_per_token
+from drumline.planner.stages import stage_layers
 
-__all__ = ["Flops", "flops_per_token"]
+__all__ = ["Flops", "flops_per_token", "stage_layers"]

@@ -4,6 +4,8 @@
                              experts, those that a token is sent to)
     attention  6 L H K (T+1) two products of 2 K per query, head and key, over the (T+1)/2 keys a causal query sees, x 3
 
+Under latent attention a product with values is as wide as a value head, not K. A module of multi-token prediction is
+one more layer, its merging matrix and one more pass of the output projection.
 A multiply-add is two FLOPs. Recomputation under activation checkpointing is not counted: this is the work of the model,
 the numerator of model FLOPs utilization (MFU). Without the causal half, attention is PaLM's 12 L H Q T.
 Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B; Kaplan et al. 2020, arXiv:2001.08361, section 2.1.
@@ -14,7 +16,7 @@ Legend: T tokens of a sequence, L layers, H query heads, K head width, V vocabul
 from dataclasses import dataclass
 
 from drumline.recipe.sections import Model
-from drumline.recipe.shapes import active_elements, layers_by_shape
+from drumline.recipe.shapes import active_elements, layers_by_shape, mtp_shapes
 
 _FORWARD_AND_BACKWARD = 3  # the backward multiplies twice: for the gradients of the inputs and of the weights
 
@@ -54,7 +56,10 @@ def flops_per_token(model: Model, seq_len: int, *, is_causal: bool = True) -> Fl
         for shape in shapes.values()
         if len(shape) >= 2
     )
-    weights = matrices + model.vocab_size * model.dim
+    further = sum(active_elements(model, shape) for shape in mtp_shapes(model).values() if len(shape) >= 2)
+    outputs = (1 + model.num_mtp_layers) * model.vocab_size * model.dim
+    weights = matrices + model.num_mtp_layers * further + outputs
     keys_twice = seq_len + 1 if is_causal else 2 * seq_len  # twice the mean number of keys, which may be a half
-    attention = 2 * keys_twice * model.num_layers * model.num_heads * model.head_dim
+    widths = model.head_dim + (model.head_dim if model.mla is None else model.mla.v_head_dim)
+    attention = keys_twice * (model.num_layers + model.num_mtp_layers) * model.num_heads * widths
     return Flops(_FORWARD_AND_BACKWARD * 2 * weights, _FORWARD_AND_BACKWARD * attention)

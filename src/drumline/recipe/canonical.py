@@ -36,11 +36,19 @@ NOT_MATHS = frozenset(
         "run.validate_every",
         "run.validation_batches",
         "run.profile",
+        "run.timeline",
     }
 )
 
 # Keys that are younger than digests that were written down: at this value a recipe says what it said without the key.
-ADDED_LATER = {"model.moe": None, "metrics.expert_load_every": 1}
+ADDED_LATER = {
+    "model.moe": None,
+    "model.yarn": None,
+    "model.mla": None,
+    "model.num_mtp_layers": 0,
+    "model.mtp_loss_weight": 0.3,
+    "metrics.expert_load_every": 1,
+}
 
 
 def is_maths(key: str) -> bool:

@@ -17,9 +17,14 @@ _MAX_BYTES = 1 << 20
 
 @functools.cache
 def builtin_names() -> tuple[str, ...]:
-    """The names of the built-in recipes, by family and size."""
+    """The names of the built-in recipes, by family and size, the one to try first."""
     names = [path.stem for path in _BUILTIN.glob("*.toml")]
-    return tuple(sorted(names, key=lambda name: (name.split("-")[0], _size(name.split("-")[1]))))
+    return tuple(sorted(names, key=_place))
+
+
+def _place(name: str) -> tuple[str, float, bool, str]:
+    family, label, *_ = name.split("-")
+    return family, _size(label), not name.endswith("debug"), name
 
 
 def _size(label: str) -> float:

@@ -29,6 +29,6 @@ def schema() -> dict[str, Any]:
     sources = definitions["Data"]["properties"]["sources"]
     several = {name: sources.pop(name) for name in ("type", "items")}
     sources["anyOf"] = [{"$ref": "#/$defs/Source"}, several]
-    for name in ("rope_scaling", "moe"):
+    for name in ("rope_scaling", "yarn", "moe", "mla"):
         definitions["Model"]["properties"][name]["anyOf"].append({"const": "none"})  # TOML has no null
     return found

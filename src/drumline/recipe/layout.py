@@ -16,6 +16,26 @@ MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")
 _PART = re.compile(r"(pp|dp|fsdp|cp|tp|ep)([1-9][0-9]{0,9})")
 
 MAX_DEGREE = 2**31 - 1
+SCHEDULE_STAGES: dict[str, int | None] = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved-1f1b": None,
+    "zb-h1": 1,
+    "interleaved-zero-bubble": None,
+    "zbv": 2,
+    "dualpipev": 2,
+}
+"""Stages a rank of each pipeline schedule; None where one may choose, from 2 on."""
+
+FEWEST_STAGES = 2
+"""Stages a rank where one may choose and does not."""
+
+SPLIT_SCHEDULES = ("zb-h1", "interleaved-zero-bubble", "zbv", "dualpipev")
+"""Those that split the backward in two."""
+
+V_SCHEDULES = ("zbv", "dualpipev")
+"""Those that put the first and the last stage on one rank."""
+
 ContextMethod = Literal["ring", "gather", "ulysses", "ring_ulysses"]
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 
@@ -81,13 +101,29 @@ class Layout(BaseModel):
         default=3,
         description="What the fsdp axis shards: 1 optimizer states, 2 also gradients, 3 also parameters.",
     )
-
+    sequence_parallel: bool = Field(
+        default=True, description="Between matmuls, tp ranks work on shares of the tokens rather than on all of them."
+    )
+    tp_async: bool = Field(
+        default=False,
+        description="Transfers between tp ranks go in chunks around a ring, each hidden behind the matmul of the one "
+        "before; needs sequence_parallel.",
+    )
     cp_method: ContextMethod = Field(
         default="ring",
         description="How cp ranks attend to each other's tokens: pass keys and values around a ring, gather them, "
         "trade tokens for heads (Ulysses), or Ulysses within groups and rings between them.",
     )
     cp_ulysses: Degree = Field(default=1, description="Ranks of a Ulysses group; for ring_ulysses only.")
+
+    pp_schedule: str = Field(
+        default="1f1b",
+        description="In which order pipeline ranks compute: gpipe, 1f1b, interleaved-1f1b, zb-h1, "
+        "interleaved-zero-bubble, zbv, dualpipev, or a CSV file of actions.",
+    )
+    pp_virtual: Annotated[int, Field(ge=0, le=MAX_DEGREE)] = Field(
+        default=0, description="Pipeline stages on each rank; 0: what the schedule needs, or 2 where one may choose."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -108,6 +144,15 @@ class Layout(BaseModel):
     def ulysses_degree(self) -> int:
         """Context-parallel ranks that trade tokens for heads: all, some or none (1)."""
         return {"ulysses": self.cp, "ring_ulysses": self.cp_ulysses}.get(self.cp_method, 1)
+
+    @property
+    def num_stages(self) -> int | None:
+        """Stages of the pipeline, on all ranks; None where only the schedule's file knows."""
+        if self.pp == 1:
+            return 1
+        if self.pp_schedule not in SCHEDULE_STAGES:
+            return None
+        return self.pp * (self.pp_virtual or SCHEDULE_STAGES[self.pp_schedule] or FEWEST_STAGES)
 
     def __str__(self) -> str:
         parts = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]

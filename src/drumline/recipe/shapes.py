@@ -1,12 +1,13 @@
 """The shapes of a model's parameters by logical name: what builds the model, what is counted, and what is costed.
 
-Legend: D model width, H query heads, G key/value heads, K head width, F hidden width, V vocabulary, E experts.
+Legend: D model width, H query heads, G key/value heads, K head width, F hidden width, V vocabulary, E experts, R width
+of the latent of keys and values, Q of that of queries.
 """
 
 import math
 from collections.abc import Callable
 
-from drumline.recipe.sections import Model
+from drumline.recipe.sections import Mla, Model
 
 Shape = tuple[int, ...]
 
@@ -22,20 +23,60 @@ def block_shapes(model: Model, index: int = 0) -> dict[str, Shape]:
         Name within the block -> shape, in the order of the forward pass. A linear's weight is (out, in), that of all
         experts of a layer (E, out, in).
     """
-    D, K = model.dim, model.head_dim
-    HK, GK = model.num_heads * K, model.num_kv_heads * K
-    norms: dict[str, Shape] = (
-        {"attention.q_norm.weight": (K,), "attention.k_norm.weight": (K,)} if model.qk_norm else {}
-    )
+    D = model.dim
     return {
         "attention_norm.weight": (D,),
+        **(grouped_attention_shapes(model) if model.mla is None else latent_attention_shapes(model, model.mla)),
+        "mlp_norm.weight": (D,),
+        **(moe_shapes(model) if model.is_moe_layer(index) else swiglu_shapes("mlp", D, model.hidden_dim)),
+    }
+
+
+def grouped_attention_shapes(model: Model) -> dict[str, Shape]:
+    """Parameters of grouped-query attention in a block."""
+    D, K = model.dim, model.head_dim
+    HK, GK = model.num_heads * K, model.num_kv_heads * K
+    shapes: dict[str, Shape] = {
         "attention.q_proj.weight": (HK, D),
         "attention.k_proj.weight": (GK, D),
         "attention.v_proj.weight": (GK, D),
         "attention.o_proj.weight": (D, HK),
-        **norms,
-        "mlp_norm.weight": (D,),
-        **(moe_shapes(model) if model.is_moe_layer(index) else swiglu_shapes("mlp", D, model.hidden_dim)),
+    }
+    if model.qk_norm:
+        shapes |= {"attention.q_norm.weight": (K,), "attention.k_norm.weight": (K,)}
+    return shapes
+
+
+def latent_attention_shapes(model: Model, mla: Mla) -> dict[str, Shape]:
+    """Parameters of multi-head latent attention in a block."""
+    D, H, Q, R = model.dim, model.num_heads, mla.q_lora_rank, mla.kv_lora_rank
+    key = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    queries: dict[str, Shape] = {"attention.q_proj.weight": (H * key, D)}
+    if Q:
+        queries = {
+            "attention.q_a_proj.weight": (Q, D),
+            "attention.q_a_norm.weight": (Q,),
+            "attention.q_b_proj.weight": (H * key, Q),
+        }
+    return {
+        **queries,
+        "attention.kv_a_proj.weight": (R + mla.qk_rope_head_dim, D),
+        "attention.kv_a_norm.weight": (R,),
+        "attention.kv_b_proj.weight": (H * (mla.qk_nope_head_dim + mla.v_head_dim), R),
+        "attention.o_proj.weight": (D, H * mla.v_head_dim),
+    }
+
+
+def mtp_shapes(model: Model) -> dict[str, Shape]:
+    """Parameters of one module of multi-token prediction; the embedding and the output are the model's own."""
+    D = model.dim
+    block = block_shapes(model, model.num_layers)
+    return {
+        "embedding_norm.weight": (D,),
+        "hidden_norm.weight": (D,),
+        "merge_proj.weight": (D, 2 * D),
+        **{f"block.{name}": shape for name, shape in block.items()},
+        "norm.weight": (D,),
     }
 
 
@@ -77,6 +118,8 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
     shapes["norm.weight"] = (model.dim,)
     if not model.tie_embeddings:
         shapes["output.weight"] = (model.vocab_size, model.dim)
+    for depth in range(model.num_mtp_layers):
+        shapes |= {f"mtp.{depth}.{name}": shape for name, shape in mtp_shapes(model).items()}
     return shapes
 
 
@@ -128,4 +171,5 @@ def layers_by_shape(model: Model) -> list[tuple[int, dict[str, Shape]]]:
 def _count(model: Model, size: Callable[[Shape], int]) -> int:
     embeddings = model.vocab_size * model.dim * (1 if model.tie_embeddings else 2)
     blocks = sum(count * sum(map(size, shapes.values())) for count, shapes in layers_by_shape(model))
-    return embeddings + blocks + model.dim
+    further = model.num_mtp_layers * sum(map(size, mtp_shapes(model).values()))
+    return embeddings + blocks + model.dim + further

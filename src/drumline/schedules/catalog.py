@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.layout import FEWEST_STAGES, SCHEDULE_STAGES
 from drumline.schedules.fill_drain import gpipe
 from drumline.schedules.one_forward_one_backward import (
     interleaved,
@@ -31,17 +32,16 @@ class Entry:
     virtual: int | None = None
 
 
-SCHEDULES = {
-    "gpipe": Entry(lambda p, m, _: gpipe(p, m), 1),
-    "1f1b": Entry(lambda p, m, _: one_forward_one_backward(p, m), 1),
-    "interleaved-1f1b": Entry(interleaved),
-    "zb-h1": Entry(lambda p, m, _: zero_bubble_h1(p, m), 1),
-    "interleaved-zero-bubble": Entry(interleaved_zero_bubble),
-    "zbv": Entry(lambda p, m, _: zbv(p, m), 2),
-    "dualpipev": Entry(lambda p, m, _: dualpipev(p, m), 2),
+_GENERATORS: dict[str, Callable[[int, int, int], Schedule]] = {
+    "gpipe": lambda p, m, _: gpipe(p, m),
+    "1f1b": lambda p, m, _: one_forward_one_backward(p, m),
+    "interleaved-1f1b": interleaved,
+    "zb-h1": lambda p, m, _: zero_bubble_h1(p, m),
+    "interleaved-zero-bubble": interleaved_zero_bubble,
+    "zbv": lambda p, m, _: zbv(p, m),
+    "dualpipev": lambda p, m, _: dualpipev(p, m),
 }
-
-_DEFAULT_VIRTUAL = 2
+SCHEDULES = {name: Entry(_GENERATORS[name], virtual) for name, virtual in SCHEDULE_STAGES.items()}
 
 
 def generate(name: str, num_ranks: int, num_microbatches: int, virtual: int | None = None) -> Schedule:
@@ -69,7 +69,7 @@ def generate(name: str, num_ranks: int, num_microbatches: int, virtual: int | No
             raise DrumlineError(f"{noun} is {value}, but must be at least 1")
     if virtual is not None:
         _check_virtual(name, entry, virtual)
-    stages = virtual or entry.virtual or _DEFAULT_VIRTUAL
+    stages = virtual or entry.virtual or FEWEST_STAGES
     if (count := num_ranks * stages * num_microbatches) > MAX_FORWARDS:
         raise DrumlineError(
             f"{num_ranks:,} ranks of {stages:,} stages and {num_microbatches:,} micro-batches make {count:,} forwards; "

@@ -132,6 +132,14 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     """
     check(schedule)
     _check(durations, schedule)
+    timeline = lay_out(schedule, durations)
+    if not any(row[-1].end > 0 for row in timeline.spans):
+        raise DrumlineError("every action takes no time: there is nothing to simulate; give one a duration above 0")
+    return timeline
+
+
+def lay_out(schedule: Schedule, durations: Durations) -> Timeline:
+    """The timeline of a schedule that is known to be sound; one of forwards only may be, too."""
     there: dict[Result, tuple[float, int]] = {}  # when a result is there, and on which rank
     free = [0.0] * schedule.num_ranks
     spans: list[list[Span]] = [[] for _ in schedule.order]
@@ -143,8 +151,6 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
         free[rank] = start + durations.of[action.kind][action.stage]
         spans[rank].append(Span(action, start, free[rank]))
         there.update(dict.fromkeys(outputs(action), (free[rank], rank)))
-    if not max(free) > 0:
-        raise DrumlineError("every action takes no time: there is nothing to simulate; give one a duration above 0")
     return Timeline(schedule.name, schedule.placement, tuple(map(tuple, spans)))
 
 

@@ -3,6 +3,7 @@
 Nothing is loaded from elsewhere and nothing runs. Colours follow the reader's light or dark mode.
 """
 
+from collections.abc import Sequence
 from html import escape
 
 from drumline.schedules.action import Kind
@@ -37,19 +38,20 @@ _NAMES = {
 }
 
 
-def draw_svg(timeline: Timeline, title: str) -> str:
+def draw_svg(timeline: Timeline, title: str, *, width_of: float = 0.0) -> str:
     """Draws a timeline as SVG.
 
     Args:
         timeline: the timeline.
         title: the line above the picture.
+        width_of: the time that the picture is wide, if more than the makespan.
 
     Returns:
         The document; each action tells its stage, micro-batch and times under the pointer.
     """
-    height = _TOP + _ROW * len(timeline.spans) + _AXIS
+    height = _height(timeline)
     begin = min(row[0].start for row in timeline.spans)
-    scale = (_WIDTH - _MARGIN - 12) / timeline.makespan
+    scale = (_WIDTH - _MARGIN - 12) / max(timeline.makespan, width_of)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         f'role="img" aria-label="{escape(title)}">',
@@ -82,13 +84,39 @@ def draw_svg(timeline: Timeline, title: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def draw_html(timeline: Timeline, title: str, peaks: tuple[float, ...]) -> str:
+def draw_together(pictures: Sequence[tuple[Timeline, str]]) -> str:
+    """Draws timelines one below the other, at one scale, as one SVG.
+
+    Args:
+        pictures: timelines with the line above each.
+
+    Returns:
+        The document.
+    """
+    widest = max(timeline.makespan for timeline, _ in pictures)
+    parts, top = [], 0
+    for timeline, title in pictures:
+        drawn = draw_svg(timeline, title, width_of=widest)
+        parts.append(drawn.replace("<svg ", f'<svg y="{top}" ', 1))
+        top += _height(timeline)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" height="{top}">\n'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _height(timeline: Timeline) -> int:
+    return _TOP + _ROW * len(timeline.spans) + _AXIS
+
+
+def draw_html(timeline: Timeline, title: str, peaks: tuple[float, ...], picture: str = "") -> str:
     """Draws a timeline as a page: the picture, and a table of the ranks.
 
     Args:
         timeline: the timeline.
         title: of the page.
         peaks: the most micro-batches in flight on each rank.
+        picture: SVG in place of the timeline's own.
 
     Returns:
         The page, complete in itself.
@@ -101,7 +129,7 @@ def draw_html(timeline: Timeline, title: str, peaks: tuple[float, ...]) -> str:
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-        f"<style>{_PAGE_STYLE}</style></head>\n<body>\n{draw_svg(timeline, title)}"
+        f"<style>{_PAGE_STYLE}</style></head>\n<body>\n{picture or draw_svg(timeline, title)}"
         "<table><thead><tr><th>rank</th><th>busy</th><th>idle</th><th>bubble</th><th>peak in flight</th></tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody></table>\n</body>\n</html>\n"
     )

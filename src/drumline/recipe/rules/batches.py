@@ -109,6 +109,14 @@ def profile_is_a_range(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
         yield problem(recipe, "profile-range", "run.profile", rule, example)
 
 
+def timeline_is_within_the_run(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """The step that is timed is one of the run's."""
+    steps = recipe.run.steps
+    if recipe.run.timeline > steps:
+        rule = f"is after the last step, run.steps = {steps}"
+        yield problem(recipe, "timeline-range", "run.timeline", rule, [min(3, steps)])
+
+
 def names_make_folders(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """A name becomes a folder's name, and no path holds a NUL byte."""
     if not recipe.name:
@@ -133,5 +141,6 @@ BATCH_RULES = (
     validation_has_data,
     every_n_is_within_model,
     profile_is_a_range,
+    timeline_is_within_the_run,
     names_make_folders,
 )

@@ -2,9 +2,20 @@
 
 from drumline.recipe.rules.batches import BATCH_RULES
 from drumline.recipe.rules.experts import EXPERT_RULES
+from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
+from drumline.recipe.rules.pipeline import PIPELINE_RULES
 from drumline.recipe.rules.spread import SPREAD_RULES
 from drumline.recipe.rules.unfinished import UNFINISHED_RULES
 
-RULES = (*MODEL_RULES, *EXPERT_RULES, *BATCH_RULES, *SPREAD_RULES, *UNFINISHED_RULES, *MACHINE_RULES)
+RULES = (
+    *MODEL_RULES,
+    *LATENT_RULES,
+    *EXPERT_RULES,
+    *BATCH_RULES,
+    *SPREAD_RULES,
+    *PIPELINE_RULES,
+    *UNFINISHED_RULES,
+    *MACHINE_RULES,
+)

@@ -86,11 +86,17 @@ def compiled_experts_are_grouped(recipe: Recipe, machine: Machine) -> Iterator[P
 
 
 def capacity_is_of_whole_sequences(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """What an expert has room for is counted over a sequence, of which a context-parallel rank has a part."""
-    moe, cp = recipe.model.moe, recipe.layout.cp
-    if moe is not None and moe.capacity_factor > 0 and cp > 1:
-        rule = f"counts an expert's room over whole sequences, which layout.cp = {cp} cuts; 0 drops nothing"
-        yield problem(recipe, "moe-capacity-cp", "model.moe.capacity_factor", rule, [0.0])
+    """What an expert has room for is counted over a sequence, of which a rank has a part under context parallelism, and
+    under tensor parallelism with shares of tokens.
+    """
+    moe, layout = recipe.model.moe, recipe.layout
+    if moe is None or not moe.capacity_factor:
+        return
+    for axis, cuts in (("cp", layout.cp > 1), ("tp", layout.tp > 1 and layout.sequence_parallel)):
+        if cuts:
+            degree = getattr(layout, axis)
+            rule = f"counts an expert's room over whole sequences, which layout.{axis} = {degree} cuts; 0 drops nothing"
+            yield problem(recipe, f"moe-capacity-{axis}", "model.moe.capacity_factor", rule, [0.0])
 
 
 EXPERT_RULES = (

@@ -11,13 +11,12 @@ from drumline.recipe.sections import Recipe
 
 
 def tp_divides_the_model(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """Tensor parallelism splits heads, key/value heads, the hidden width and the vocabulary."""
+    """Tensor parallelism splits heads, key/value heads and hidden widths; a vocabulary is padded."""
     tp, model = recipe.layout.tp, recipe.model
     split = {
         "heads": ("model.num_heads", model.num_heads),
         "kv-heads": ("model.num_kv_heads", model.num_kv_heads),
         "hidden": ("model.hidden_dim", model.hidden_dim),
-        "vocab": ("model.vocab_size", model.vocab_size),
     }
     if model.moe is not None:
         if model.moe.num_dense_layers == 0:
@@ -26,8 +25,32 @@ def tp_divides_the_model(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     common = math.gcd(*(size for _, size in split.values()))
     for name, (key, size) in split.items():
         if size % tp:
-            near = nearest(tp, lambda n: common % n == 0, high=common)  # values that all four rules accept
+            near = nearest(tp, lambda n: common % n == 0, high=common)  # values that all these rules accept
             yield problem(recipe, f"layout-tp-{name}", "layout.tp", f"does not divide {key} = {size}", near)
+
+
+def tp_divides_the_tokens(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """Under sequence parallelism, tensor-parallel ranks hold equal shares of a context-parallel rank's tokens."""
+    layout, seq_len = recipe.layout, recipe.data.seq_len
+    if layout.tp == 1 or not layout.sequence_parallel or seq_len % (layout.tp * layout.cp) == 0:
+        return
+    near = nearest(layout.tp, lambda n: n == 1 or seq_len % (n * layout.cp) == 0, high=max(1, seq_len // layout.cp))
+    rule = f"does not share out the tokens of a rank, data.seq_len = {seq_len} / layout.cp = {layout.cp}"
+    yield problem(recipe, "layout-tp-seq", "layout.tp", rule, near)
+
+
+def chunks_are_shares_of_tokens(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """What goes around in chunks is the ranks' shares of the tokens."""
+    if recipe.layout.tp_async and not recipe.layout.sequence_parallel:
+        rule = "passes shares of tokens around, which layout.sequence_parallel = false does not make"
+        yield problem(recipe, "layout-tp-async", "layout.tp_async", rule, [False])
+
+
+def tp_is_not_compiled(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """A compiled block is one graph, which communication between ranks would break."""
+    if recipe.layout.tp > 1 and recipe.run.compile:
+        rule = f"compiles a block whole, which the communication of layout.tp = {recipe.layout.tp} forbids"
+        yield problem(recipe, "layout-tp-compile", "run.compile", rule, [False])
 
 
 def cp_divides_the_sequence(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
@@ -73,14 +96,6 @@ def cp_is_not_compiled(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
         yield problem(recipe, "layout-cp-compile", "run.compile", rule, [False])
 
 
-def pp_has_a_block_a_stage(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """Every pipeline stage has at least one block."""
-    pp, layers = recipe.layout.pp, recipe.model.num_layers
-    if pp > layers:
-        rule = f"makes more stages than model.num_layers = {layers} has blocks"
-        yield problem(recipe, "layout-pp-layers", "layout.pp", rule, [layers])
-
-
 def ep_divides_the_experts(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """Every expert-parallel rank holds the same number of experts; a dense model has none to spread."""
     ep, moe, layout = recipe.layout.ep, recipe.model.moe, recipe.layout
@@ -98,6 +113,22 @@ def ep_divides_the_experts(recipe: Recipe, machine: Machine) -> Iterator[Problem
     if lent % ep:
         rule = f"does not divide the {lent} ranks that it borrows, layout.fsdp = {layout.fsdp} x cp = {layout.cp}"
         yield problem(recipe, "layout-ep-ranks", "layout.ep", rule, near)
+
+
+def ep_is_not_compiled(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """A compiled block is one graph; a dispatcher waits in it for how many tokens come."""
+    if recipe.layout.ep > 1 and recipe.run.compile:
+        rule = f"compiles a block whole, which the communication of layout.ep = {recipe.layout.ep} forbids"
+        yield problem(recipe, "layout-ep-compile", "run.compile", rule, [False])
+
+
+def sharded_experts_are_not_recomputed_by_operator(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
+    """torch's selective checkpointing counts FSDP's operators, too, which differ where experts are gathered ahead."""
+    layout = recipe.layout
+    if layout.ep > 1 and layout.fsdp > 1 and recipe.memory.activation_checkpointing == "selective":
+        rule = f"cannot run with sharded experts, layout.ep = {layout.ep} and layout.fsdp = {layout.fsdp}"
+        key = "memory.activation_checkpointing"
+        yield problem(recipe, "layout-ep-selective", key, rule, ["full", "every_n", "none"])
 
 
 def layout_fills_the_world(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
@@ -136,11 +167,15 @@ def _layouts_of(world: int, recipe: Recipe) -> list[str]:
 
 SPREAD_RULES = (
     tp_divides_the_model,
+    tp_divides_the_tokens,
+    chunks_are_shares_of_tokens,
+    tp_is_not_compiled,
     cp_divides_the_sequence,
     ulysses_groups_divide_cp,
     ulysses_deals_heads,
     cp_is_not_compiled,
-    pp_has_a_block_a_stage,
     ep_divides_the_experts,
+    ep_is_not_compiled,
+    sharded_experts_are_not_recomputed_by_operator,
     layout_fills_the_world,
 )

@@ -6,12 +6,8 @@ from drumline.recipe.problem import Problem, problem
 from drumline.recipe.rules.machine import Machine
 from drumline.recipe.sections import Recipe
 
-_TODAY = "what runs today is data parallelism (layout.dp, layout.fsdp) and context parallelism (layout.cp)"
 # key -> the values that run today, and what to say about the others
 NOT_YET = {
-    "layout.tp": ((1,), f"tensor parallelism cannot run yet; {_TODAY}"),
-    "layout.pp": ((1,), f"pipeline parallelism cannot run yet; {_TODAY}"),
-    "layout.ep": ((1,), f"expert parallelism cannot run yet; {_TODAY}"),
     "numerics.mode": (("default",), "bits that no layout changes cannot be had yet; what runs today is default"),
 }
 
