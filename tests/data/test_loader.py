@@ -186,7 +186,7 @@ def test_closing_ends_the_threads_and_iteration_can_go_on(data):
     iterated.close()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(degree=st.sampled_from([1, 2, 4]), micro=st.sampled_from([1, 2]), step=st.integers(0, 10**9))
 def test_any_split_of_any_step_is_a_slice_of_the_global_samples(built_in_dataset, degree, micro, step):
     whole = built_in_dataset.rows(np.arange(step * 8, step * 8 + 8)).tokens_BT

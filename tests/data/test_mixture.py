@@ -10,7 +10,7 @@ from drumline.data.mixture import Mixture
 WEIGHTS = st.lists(st.floats(0.001, 1000, allow_nan=False), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(weights=WEIGHTS, num_samples=st.integers(1, 5000))
 def test_every_prefix_holds_each_source_to_its_share_within_the_number_of_sources(weights, num_samples):
     mixture = Mixture(weights)
@@ -20,7 +20,7 @@ def test_every_prefix_holds_each_source_to_its_share_within_the_number_of_source
     assert np.abs(held - num_samples * shares).max() <= len(weights)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(weights=WEIGHTS)
 def test_a_share_is_its_weight_to_one_part_in_60000(weights):
     mixture = Mixture(weights)
@@ -28,7 +28,7 @@ def test_a_share_is_its_weight_to_one_part_in_60000(weights):
     assert np.abs(mixture.counts_S / mixture.period - ideal).max() < len(weights) / 60_000
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(weights=WEIGHTS, begin=st.integers(0, 10**12))
 def test_numbers_within_a_source_have_no_gap_and_no_repeat(weights, begin):
     source_N, number_N = Mixture(weights).locate(np.arange(begin, begin + 2000))
@@ -37,7 +37,7 @@ def test_numbers_within_a_source_have_no_gap_and_no_repeat(weights, begin):
         assert (np.diff(numbers) == 1).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(weights=WEIGHTS, index=st.integers(0, 10**12))
 def test_where_a_sample_comes_from_depends_on_its_index_alone(weights, index):
     together = Mixture(weights).locate(np.arange(index, index + 10))
@@ -58,7 +58,7 @@ def test_a_source_of_tiny_weight_still_gives_samples():
     assert (source_N == 1).sum() == 2
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(weights=WEIGHTS, data=st.data())
 def test_samples_before_a_source_repeats_are_counted_exactly(weights, data):
     numbers = data.draw(st.lists(st.integers(1, 50), min_size=len(weights), max_size=len(weights)))

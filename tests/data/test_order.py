@@ -10,14 +10,14 @@ from drumline.data.order import Permutation, keyed_hash
 KEYS = st.tuples(st.integers(0, 2**63), st.text(max_size=8), st.integers(0, 2**40))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(size=st.integers(1, 3000), key=KEYS)
 def test_a_permutation_is_a_bijection(size, key):
     elements = Permutation(size, key)(np.arange(size))
     assert sorted(elements.tolist()) == list(range(size))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(size=st.integers(1, 2**62), key=KEYS, data=st.data())
 def test_places_of_a_huge_permutation_go_to_distinct_elements_in_range(size, key, data):
     places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
@@ -27,7 +27,7 @@ def test_places_of_a_huge_permutation_go_to_distinct_elements_in_range(size, key
     assert elements.max() < size
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(size=st.integers(1, 10**6), key=KEYS, places=st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
 def test_an_element_depends_on_its_place_alone_and_not_on_what_is_asked_with_it(size, key, places):
     places = np.array(places) % size

@@ -55,7 +55,7 @@ def test_paragraphs_end_at_empty_lines_of_either_kind(tmp_path):
     assert read(tmp_path / "a.txt", documents="paragraph") == ["one\ntwo", "three", "four", "five"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     content=st.text("ab \n\r\u00e9\U0001f600", max_size=400),
     chunk=st.integers(1, 50),
@@ -77,7 +77,7 @@ def test_documents_do_not_depend_on_how_much_is_read_at_a_time(tmp_path_factory,
         assert expected == ([content] if content.strip() else [])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(content=st.text("ab \n", max_size=300), page=st.integers(2, 40), chunk=st.integers(1, 100))
 def test_pages_lose_no_character_but_blank_ones(tmp_path_factory, content, page, chunk):
     path = tmp_path_factory.mktemp("text") / "a.txt"

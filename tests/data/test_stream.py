@@ -53,7 +53,7 @@ def reference_rows(documents, chosen, seq_len):
     return rows
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     documents=st.lists(st.text("abcde\n", min_size=1, max_size=30).filter(str.strip), min_size=2, max_size=20),
     seq_len=st.integers(1, 17),

@@ -14,7 +14,7 @@ TEXTS = ["the cat sat on the mat, and the rat sat on the cat " * 20, "def f(x):\
 BPE = train_bpe(280, TEXTS)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_bytes_and_bpe_give_any_text_back(text):
     for tokenizer in (ByteTokenizer(), BPE):

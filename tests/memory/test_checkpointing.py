@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drumline.memory import AliveBytes, apply_activation_checkpointing
 from drumline.models import build, initialize
 from drumline.numerics import kernels
+from drumline.parallel.place import holder, whole_places
 from drumline.recipe.sections import Memory
 
 KINDS = ("none", "full", "every_n", "selective")
@@ -118,7 +119,7 @@ def test_sharded_blocks_recompute_with_the_same_bits(kind):
                     module.set_gradient_divide_factor(1.0)
                     module.set_force_sum_reduction_for_comms(True)
             decoder.to_empty(device="cpu")
-            initialize(decoder, 0)
+            initialize(decoder, 0, holder(whole_places(decoder)))
             return run(decoder)[1]
 
         expected = gradients("none")

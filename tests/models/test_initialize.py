@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from drumline.models import build, initialize
+from drumline.parallel.place import holder, whole_places
 
 WIDE = LLAMA.model_copy(update={"dim": 256, "hidden_dim": 512, "num_layers": 3, "vocab_size": 1000, "init_std": 0.02})
 
@@ -54,7 +55,7 @@ def test_fsdp_shards_of_uneven_size_have_the_bits_of_one_device(model):
             fully_shard(block)
         fully_shard(decoder)
         decoder.to_empty(device="cpu")
-        initialize(decoder, 5)
+        initialize(decoder, 5, holder(whole_places(decoder)))
         whole = dict(initialized(model, 5).named_parameters())
         sizes = set()
         for name, parameter in decoder.named_parameters():
@@ -75,7 +76,7 @@ def test_shards_in_two_dims_have_the_bits_of_one_device():
             placements = [Shard(0), Shard(1)] if parameter.ndim == 2 else [Shard(0), Shard(0)]
             sharded = distribute_tensor(torch.full_like(parameter, torch.nan), mesh, placements)
             setattr(module, name, torch.nn.Parameter(sharded))
-    initialize(decoder, 9)
+    initialize(decoder, 9, holder(whole_places(decoder)))
     for name, parameter in decoder.named_parameters():
         assert torch.equal(parameter.full_tensor(), whole[name]), name
 

@@ -78,7 +78,7 @@ def errors(got, want):
     lengths=st.one_of(st.none(), st.lists(st.integers(1, 90), min_size=1, max_size=4)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_output_and_gradients_match_dense_attention_in_fp64(B, T, G, group, K, lengths, dtype):
     leaves = inputs(B, T, G * group, G, K, dtype)
     grad = torch.randn(B, T, G * group, K).to(dtype)

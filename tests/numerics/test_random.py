@@ -29,7 +29,7 @@ def test_philox_gives_the_published_known_answers(counter, key, expected):
     assert tuple(result[:, 2].tolist()) == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(start=st.integers(0, 200_000), count=st.integers(0, 70_000))
 def test_a_slice_of_a_stream_has_the_bits_of_the_whole(start, count):
     whole = random.normal(3, "weights", 0, 270_000)

@@ -4,9 +4,9 @@ In: a recipe's `data` section and a seed. Out: `Batch`es, each a pure function o
 batch is made.
 """
 
-from drumline.data.batch import IGNORED, Batch
+from drumline.data.batch import IGNORED, Ahead, Batch
 from drumline.data.corpus import Corpus, verify
 from drumline.data.dataset import Dataset, check_vocabulary, open_dataset
 from drumline.data.loader import Loader
 
-__all__ = ["IGNORED", "Batch", "Corpus", "Dataset", "Loader", "check_vocabulary", "open_dataset", "verify"]
+__all__ = ["IGNORED", "Ahead", "Batch", "Corpus", "Dataset", "Loader", "check_vocabulary", "open_dataset", "verify"]

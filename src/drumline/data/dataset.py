@@ -62,6 +62,7 @@ class Dataset:
         seed: what the order of samples is keyed by.
         shuffle: visit samples in a keyed permutation; off: in stored order.
         document_mask: give `starts_BT`.
+        num_ahead: depths of multi-token prediction that rows have tokens and labels for.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Dataset:
         seed: int,
         shuffle: bool = True,
         document_mask: bool = True,
+        num_ahead: int = 0,
     ):
         self.sources = tuple(sources)
         self.split: Split = split
@@ -80,6 +82,7 @@ class Dataset:
         self.seed = seed
         self.shuffle = shuffle
         self.document_mask = document_mask
+        self.num_ahead = num_ahead
         self._mixture = Mixture([source.weight for source in self.sources])
         self._permutation = functools.lru_cache(CACHED_PERMUTATIONS)(self._make_permutation)
 
@@ -141,14 +144,8 @@ class Dataset:
         for source in np.unique(source_B):
             at = np.flatnonzero(source_B == source)
             row_B = self._row(int(source), number_B[at], index_B[at])
-            parts.append((at, self.sources[source].stream.rows(row_B, self.seq_len)))
-        if len(parts) == 1:
-            return parts[0][1]
-        merged = [np.empty((len(index_B), self.seq_len), dtype) for dtype in (np.int64, np.int64, np.int32)]
-        for at, rows in parts:
-            for whole, part in zip(merged, (rows.tokens_BT, rows.labels_BT, rows.starts_BT), strict=True):
-                whole[at] = part
-        return Rows(*merged)
+            parts.append((at, self.sources[source].stream.rows(row_B, self.seq_len, self.num_ahead)))
+        return parts[0][1] if len(parts) == 1 else _merged(parts, len(index_B))
 
     def _row(self, source: int, number_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
         num_rows = self.sources[source].num_rows
@@ -167,7 +164,29 @@ class Dataset:
         return Permutation(self.sources[source].num_rows, (self.seed, self.split, source, epoch))
 
 
-def open_dataset(data: Data, seed: int, split: Split = "train", *, notify: Callable[[str], None] = nobody) -> Dataset:
+def _merged(parts: Sequence[tuple[np.ndarray, Rows]], num_rows: int) -> Rows:
+    """Rows of several sources, each at its places."""
+
+    def merge(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        whole = np.empty((num_rows, *arrays[0].shape[1:]), arrays[0].dtype)
+        for (at, _), array in zip(parts, arrays, strict=True):
+            whole[at] = array
+        return whole
+
+    found = [rows for _, rows in parts]
+    ahead = tuple(
+        (merge([tokens for tokens, _ in depth]), merge([labels for _, labels in depth]))
+        for depth in zip(*(rows.ahead for rows in found), strict=True)
+    )
+    tokens, labels, starts = (
+        merge([getattr(rows, name) for rows in found]) for name in ("tokens_BT", "labels_BT", "starts_BT")
+    )
+    return Rows(tokens, labels, starts, ahead)
+
+
+def open_dataset(
+    data: Data, seed: int, split: Split = "train", *, num_ahead: int = 0, notify: Callable[[str], None] = nobody
+) -> Dataset:
     """Opens the sources of a recipe's mixture.
 
     The built-in source is prepared where it is not in the cache yet; any number of processes may ask at once.
@@ -176,6 +195,7 @@ def open_dataset(data: Data, seed: int, split: Split = "train", *, notify: Calla
         data: the recipe's section.
         seed: the run's seed; the order of training samples depends on it, validation does not.
         split: train or validation.
+        num_ahead: depths of multi-token prediction that rows have tokens and labels for.
         notify: called with a line for the user where something takes time.
 
     Returns:
@@ -205,6 +225,7 @@ def open_dataset(data: Data, seed: int, split: Split = "train", *, notify: Calla
         seed=seed if split == "train" else VALIDATION_SEED,
         shuffle=data.shuffle,
         document_mask=data.document_mask,
+        num_ahead=num_ahead,
     )
 
 

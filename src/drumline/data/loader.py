@@ -9,12 +9,30 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 
-from drumline.data.batch import Batch
-from drumline.data.dataset import Dataset
+from drumline.data.batch import Ahead, Batch
+from drumline.data.stream import Rows
 from drumline.recipe.errors import DrumlineError
+
+
+class Samples(Protocol):
+    """Rows by global index: a `Dataset`, or rows that are made up."""
+
+    seq_len: int
+    document_mask: bool
+
+    @property
+    def repeats(self) -> bool: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def rows(self, index_B: np.ndarray) -> Rows:
+        """The samples of these global indices."""
+        ...
 
 
 class Loader:
@@ -38,7 +56,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         *,
         global_batch: int,
         micro_batch: int,
@@ -92,21 +110,15 @@ class Loader:
 
         first = step * self._global_batch + self._offset
         rows = self.dataset.rows(np.arange(first, first + self._local_batch, dtype=np.int64))
-        tokens, labels = torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT)
         starts = torch.from_numpy(rows.starts_BT) if self.dataset.document_mask else None
+        ahead = tuple(Ahead(torch.from_numpy(tokens), torch.from_numpy(labels)) for tokens, labels in rows.ahead)
+        batch = Batch(torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT), starts, ahead)
         if self._share is not None:
-            part = self._share(Batch(tokens, labels, starts))
-            tokens, labels, starts = part.tokens_BT, part.labels_BT, part.starts_BT
+            batch = self._share(batch)
         if self._pin_memory:
-            tokens, labels = tokens.pin_memory(), labels.pin_memory()
-            starts = starts.pin_memory() if starts is not None else None
+            batch = batch.map(torch.Tensor.pin_memory)
         size = self._micro_batch
-        return [
-            Batch(
-                tokens[at : at + size], labels[at : at + size], starts[at : at + size] if starts is not None else None
-            )
-            for at in range(0, self._local_batch, size)
-        ]
+        return [batch.map(lambda x, at=at: x[at : at + size]) for at in range(0, self._local_batch, size)]
 
     def __iter__(self) -> Iterator[list[Batch]]:
         """Goes on from `self.step`, without end."""

@@ -24,11 +24,14 @@ class Rows:
         tokens_BT: int64.
         labels_BT: int64; -100 where the next token belongs to another document, or to none.
         starts_BT: int32, place in the row of the first token of the token's document.
+        ahead: for depth 1, 2, ... the tokens that many places further on, int64, and the labels after these; -100 where
+            such a label belongs to another document than the place in the row, or to none.
     """
 
     tokens_BT: np.ndarray
     labels_BT: np.ndarray
     starts_BT: np.ndarray
+    ahead: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
 
 
 def validation_documents(num_documents: int, fraction: float) -> np.ndarray:
@@ -86,12 +89,13 @@ class Stream:
         num_labels = max(0, self.num_tokens - 1)
         return -(-num_labels // seq_len) if keep_last else num_labels // seq_len
 
-    def rows(self, row_B: np.ndarray, seq_len: int) -> Rows:
+    def rows(self, row_B: np.ndarray, seq_len: int, num_ahead: int = 0) -> Rows:
         """Cuts rows out of the stream: row r holds the tokens from r * seq_len on, its labels are one token on.
 
         Args:
             row_B: int64 row numbers; a row past the end of the stream is padding that no label counts.
             seq_len: tokens T of a row.
+            num_ahead: depths of multi-token prediction; what they need beyond the row is read from the stream.
 
         Returns:
             The rows, in the order of row_B.
@@ -99,7 +103,7 @@ class Stream:
         Raises:
             DrumlineError: a token is not in the vocabulary, so the shard is damaged.
         """
-        width = seq_len + 1
+        width = seq_len + 1 + num_ahead
         begin_B = row_B * seq_len
         raw = np.full((len(row_B), width), self._eos, dtype=np.int64)
         for out, begin in zip(raw, begin_B.tolist(), strict=True):
@@ -110,12 +114,20 @@ class Stream:
                 f"`drumline data verify {self.corpus.folder}` names the damaged file"
             )
         starts = self._starts(begin_B, width)
-        labels_BT = raw[:, 1:].copy()
-        labels_BT[starts[:, 1:] == np.arange(1, width, dtype=np.int32)] = IGNORED
         past_B = np.clip(self.num_tokens - begin_B, 0, width)
-        if past_B.size and past_B.min() < width:
-            labels_BT[np.arange(1, width) >= past_B[:, None]] = IGNORED
-        return Rows(np.ascontiguousarray(raw[:, :-1]), labels_BT, np.ascontiguousarray(starts[:, :-1]))
+
+        def tokens(depth: int) -> np.ndarray:
+            return np.ascontiguousarray(raw[:, depth : depth + seq_len])
+
+        def labels(depth: int) -> np.ndarray:
+            found = raw[:, depth + 1 : depth + 1 + seq_len].copy()
+            found[starts[:, depth + 1 : depth + 1 + seq_len] != starts[:, :seq_len]] = IGNORED
+            if past_B.size and past_B.min() < width:
+                found[np.arange(depth + 1, depth + 1 + seq_len) >= past_B[:, None]] = IGNORED
+            return found
+
+        ahead = tuple((tokens(depth), labels(depth)) for depth in range(1, num_ahead + 1))
+        return Rows(tokens(0), labels(0), np.ascontiguousarray(starts[:, :seq_len]), ahead)
 
     def _copy(self, begin: int, out: np.ndarray) -> None:
         """Copies the tokens from `begin` on into `out`, as far as the stream goes."""

@@ -10,7 +10,7 @@ Sources: Chen et al. 2016, arXiv:1604.06174 (full); Korthikanti et al. 2022, arX
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drumline.recipe.sections import Memory
+from drumline.models import Layers
+from drumline.recipe.sections import Memory, Model
 
 _aten = torch.ops.aten
 _KEPT = frozenset(
@@ -47,7 +48,7 @@ def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:
     Names of parameters and modules stay: a block's `forward` is replaced on the instance, nothing is wrapped.
 
     Args:
-        model: has `layers`, a list of blocks.
+        model: has `layers`, blocks by their index, and `mtp`, a list of modules that each hold one more.
         memory: says how.
     """
     if memory.activation_checkpointing == "none":
@@ -55,7 +56,9 @@ def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:
     stride = memory.every_n if memory.activation_checkpointing == "every_n" else 1
     is_selective = memory.activation_checkpointing == "selective"
     options = {"context_fn": _selective_contexts} if is_selective else {}
-    for i, block in enumerate(model.layers):  # pyright: ignore[reportArgumentType]
+    shape = cast(Model, model.shape)
+    further = enumerate(cast(nn.ModuleList, model.mtp), shape.num_layers)
+    for i, block in (*cast(Layers, model.layers).items(), *further):
         if i % stride == 0:
             block.forward = _Recomputed(block.forward, options)
 

@@ -1,4 +1,4 @@
-"""Single-device model code: Llama 3 and Qwen3, dense or with experts, their attention, loss and initial weights.
+"""Single-device model code: Llama 3, Qwen3 and DeepSeek-V3, their attention, experts, loss and initial weights.
 
 In: the recipe's model section, tokens, document starts, labels. Out: logits, or the summed loss. Knows nothing of
 parallelism.
@@ -9,6 +9,7 @@ from drumline.models.decoder import Block, Decoder, build
 from drumline.models.initialize import initialize
 from drumline.models.loss import CrossEntropy, chunked_cross_entropy
 from drumline.models.moe import Dispatch, Routed, update_balance
+from drumline.models.part import Layers, Part
 from drumline.models.rope import Rope
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "CrossEntropy",
     "Decoder",
     "Dispatch",
+    "Layers",
+    "Part",
     "Rope",
     "Routed",
     "build",

@@ -1,4 +1,4 @@
-"""The decoder of Llama 3 and Qwen3, dense or with experts: embedding, blocks, norm, output projection or loss.
+"""The decoder of Llama 3, Qwen3 and DeepSeek-V3: embedding, blocks, norm, output projection or loss.
 
     x += attention(norm(x));  x += mlp(norm(x))          in every block; mlp: dense, or a mixture of experts
 Single-device code that knows of no parallelism: what may be spread (attention, the loss, the way to the experts) is
@@ -9,7 +9,8 @@ rotation).
 B sequences, T tokens, D model width, H query heads, G key/value heads, K head width, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.models.attention import Attend, SdpaAttend
-from drumline.models.layers import Embedding, FeedForward, Linear
+from drumline.models.latent_attention import LatentAttention
+from drumline.models.layers import Embedding, FeedForward, Linear, project
 from drumline.models.loss import CrossEntropy, chunked_cross_entropy
 from drumline.models.moe import Dispatch, MixtureOfExperts, Routed, dispatch_locally
+from drumline.models.multi_token import MultiToken
 from drumline.models.norm import RMSNorm
+from drumline.models.part import Layers, Part, whole
 from drumline.models.rope import Rope, tables
 from drumline.recipe.sections import Model
 
@@ -32,6 +36,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = model.head_dim
         self.attend = attend
+        self.project = project
         self.q_proj = Linear(model.dim, model.num_heads * model.head_dim, device)
         self.k_proj = Linear(model.dim, model.num_kv_heads * model.head_dim, device)
         self.v_proj = Linear(model.dim, model.num_kv_heads * model.head_dim, device)
@@ -40,11 +45,11 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(model.head_dim, model.norm_eps, device) if model.qk_norm else nn.Identity()
 
     def forward(self, x_BTD: torch.Tensor, rope: Rope, mask: Any) -> torch.Tensor:
+        projected = self.project(x_BTD, (self.q_proj, self.k_proj, self.v_proj))
         # The number of heads is left to unflatten: a tensor-parallel rank holds some of them.
-        q_BTHK = self.q_norm(self.q_proj(x_BTD).unflatten(-1, (-1, self.head_dim)))
-        k_BTGK = self.k_norm(self.k_proj(x_BTD).unflatten(-1, (-1, self.head_dim)))
-        v_BTGK = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_dim))
-        return self.o_proj(self.attend(q_BTHK, k_BTGK, v_BTGK, rope, mask).flatten(-2))
+        q_BTHK, k_BTGK, v_BTGK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        out_BTHK = self.attend(self.q_norm(q_BTHK), self.k_norm(k_BTGK), v_BTGK, rope, mask)
+        return self.o_proj(out_BTHK.flatten(-2))
 
 
 class Block(nn.Module):
@@ -64,7 +69,8 @@ class Block(nn.Module):
     ):
         super().__init__()
         self.attention_norm = RMSNorm(model.dim, model.norm_eps, device)
-        self.attention = Attention(model, attend, device)
+        make = Attention if model.mla is None else LatentAttention
+        self.attention = make(model, attend, device)
         self.mlp_norm = RMSNorm(model.dim, model.norm_eps, device)
         if model.moe is not None and model.is_moe_layer(index):
             self.mlp = MixtureOfExperts(model.moe, model.dim, dispatch, device)
@@ -99,7 +105,7 @@ class Output(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model: tokens to logits, or to the summed loss."""
+    """A language model, tokens to logits or to the summed loss; or a part of one."""
 
     def __init__(
         self,
@@ -110,56 +116,93 @@ class Decoder(nn.Module):
         device: torch.device | str = "meta",
         dispatch: Dispatch = dispatch_locally,
         num_shares: int = 1,
+        part: Part | None = None,
     ):
         super().__init__()
         self.shape = model
+        self.part = part = part or whole(model.num_layers)
         self.num_shares = num_shares
         self.attend = attend
         self.compute_dtype = compute_dtype
-        self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
-        self.layers = nn.ModuleList(
-            Block(model, attend, device, index=index, dispatch=dispatch) for index in range(model.num_layers)
+        if part.has_embedding or (part.has_output and model.shares_embedding):
+            self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
+        block = partial(Block, model, attend, device, dispatch=dispatch)
+        self.layers = Layers({index: block(index=index) for index in part.layers})
+        if part.has_output:
+            self.norm = RMSNorm(model.dim, model.norm_eps, device)
+            self.output = Output(model, cross_entropy, device)
+        self.mtp = nn.ModuleList(
+            MultiToken(model, block(index=model.num_layers + depth), device)
+            for depth in range(model.num_mtp_layers if part.has_output else 0)
         )
-        self.norm = RMSNorm(model.dim, model.norm_eps, device)
-        self.output = Output(model, cross_entropy, device)
 
     def forward(
         self,
         tokens_BT: torch.Tensor,
         *,
+        hidden_BTD: torch.Tensor | None = None,
         starts_BT: torch.Tensor | None = None,
         labels_BT: torch.Tensor | None = None,
+        ahead: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
         on_routed: Callable[[int, Routed], None] | None = None,
-    ) -> torch.Tensor:
-        """Runs the model.
+        on_ahead: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Runs the model, or the part of it that this is.
 
         Args:
             tokens_BT: int64 tokens.
+            hidden_BTD: what the part before gave, in the compute dtype; None where this part has the embedding.
             starts_BT: int32; for each token the index in its row of its document's first token: token i sees j where
                 starts[i] <= j <= i. None: causal over the whole row.
             labels_BT: int64 next tokens, -100 where none counts. None: logits are wanted.
-            on_routed: is told what the router of each layer did, with the layer's index.
+            ahead: for each module of multi-token prediction, tokens_BT that are so many places further on, and their
+                labels_BT. Empty: the modules do not run.
+            on_routed: is told what the router of each layer did, with the layer's index; modules of multi-token
+                prediction follow the layers.
+            on_ahead: is told the summed cross-entropy of each module, [num_mtp_layers].
 
         Returns:
             Without labels logits_BTV in the compute dtype; with labels the sum of cross-entropy over the labels that
-            count, a scalar of fp32 at least. The caller divides by the global number of such labels. A balancing loss
-            is in the gradient of that scalar, not in its value, so that losses can be compared.
+            count, a scalar of fp32 at least. The caller divides by the global number of such labels. A balancing loss,
+            and the loss of tokens further ahead, are in the gradient of that scalar, not in its value, so that losses
+            can be compared. A part without the output gives hidden_BTD and its layers' balancing loss, a scalar that is
+            to be added to the summed loss.
         """
         rope = tables(self.shape, self.num_shares * tokens_BT.shape[1], tokens_BT.device)
         prepare = getattr(self.attend, "prepare", None)
         mask = starts_BT if starts_BT is None or prepare is None else prepare(starts_BT, self.compute_dtype)
-        x_BTD = self.embedding(tokens_BT)
-        aux_loss = None
-        for index, block in enumerate(self.layers):
-            x_BTD = block(x_BTD, rope, mask)
-            if isinstance(x_BTD, tuple):
-                x_BTD, routed = x_BTD
-                aux_loss = routed.aux_loss if aux_loss is None else aux_loss + routed.aux_loss
-                if on_routed is not None:
-                    on_routed(index, routed)
+        x_BTD = self.embedding(tokens_BT) if hidden_BTD is None else hidden_BTD
+        beside = x_BTD.new_zeros((), dtype=torch.promote_types(x_BTD.dtype, torch.float32))
+
+        def stream(index: int, found: torch.Tensor | tuple[torch.Tensor, Routed]) -> torch.Tensor:
+            nonlocal beside
+            if isinstance(found, torch.Tensor):
+                return found
+            beside = beside + found[1].aux_loss
+            if on_routed is not None:
+                on_routed(index, found[1])
+            return found[0]
+
+        for index, block in self.layers.items():
+            x_BTD = stream(index, block(x_BTD, rope, mask))
+        if not self.part.has_output:
+            return x_BTD, beside
         shared_weight_VD = self.embedding.weight if self.shape.tie_embeddings else None
-        result = self.output(self.norm(x_BTD), labels_BT, shared_weight_VD)
-        return result if aux_loss is None or labels_BT is None else result + (aux_loss - aux_loss.detach())
+        hidden_BTD = self.norm(x_BTD)
+        result = self.output(hidden_BTD, labels_BT, shared_weight_VD)
+        if labels_BT is None:
+            return result
+        losses = []
+        modules = zip(self.mtp, ahead, strict=True) if ahead else ()
+        for index, (module, (further_BT, further_labels_BT)) in enumerate(modules, self.shape.num_layers):
+            hidden_BTD = stream(index, module(hidden_BTD, self.embedding(further_BT), rope, mask))
+            losses.append(self.output(hidden_BTD, further_labels_BT, shared_weight_VD))
+        if losses:
+            losses_M = torch.stack(losses)
+            beside = beside + self.shape.mtp_loss_weight * losses_M.mean()
+            if on_ahead is not None:
+                on_ahead(losses_M.detach())
+        return result + (beside - beside.detach()) if beside.requires_grad else result
 
 
 def build(
@@ -172,6 +215,7 @@ def build(
     dispatch: Dispatch = dispatch_locally,
     device: torch.device | str = "meta",
     num_shares: int = 1,
+    part: Part | None = None,
 ) -> Decoder:
     """Builds a decoder whose fp32 parameters are not yet filled: `initialize` or a checkpoint does that.
 
@@ -186,6 +230,7 @@ def build(
         device: where parameters live; on "meta" they take no memory until `to_empty`.
         num_shares: shares that a sequence is cut into, of which the model is given one at a time; `attend` knows which
             positions it holds and is given the rotary tables of the whole sequence.
+        part: of the model that is built; None: all of it.
 
     Returns:
         The model.
@@ -198,4 +243,5 @@ def build(
         device,
         dispatch,
         num_shares,
+        part,
     )

@@ -8,6 +8,8 @@ Source: Radford et al. 2019 (GPT-2), section 2.3: "a factor of 1/sqrt(N) where N
 """
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -18,25 +20,48 @@ from drumline.recipe.sections import Model
 _INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
-def initialize(module: nn.Module, seed: int) -> None:
+class Part(Protocol):
+    """A part of a logical tensor: the memory to fill, where it starts, and the shape of the whole."""
+
+    @property
+    def tensor(self) -> torch.Tensor: ...
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class _Whole(NamedTuple):
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def _whole(name: str, parameter: torch.Tensor) -> Part:
+    return _Whole(parameter.detach(), (0,) * parameter.ndim, tuple(parameter.shape))
+
+
+def initialize(module: nn.Module, seed: int, part_of: Callable[[str, torch.Tensor], Part] = _whole) -> None:
     """Fills every parameter and buffer of a decoder (or of a part or sharded form of one) in place.
 
     Args:
-        module: has `shape` (the recipe's model) and parameters with logical names, not on meta; plain or DTensor, of
-            which only the local piece is written.
+        module: has `shape` (the recipe's model) and parameters with logical names, not on meta.
         seed: the run's seed.
+        part_of: what a parameter of a name holds of its logical tensor; by default all of it.
     """
     model: Model = module.shape  # pyright: ignore[reportAssignmentType]
     with torch.no_grad():
         for buffer in module.buffers():
             buffer.zero_()
         for name, parameter in module.named_parameters():
-            local, offsets = _local_piece(parameter)
+            part = part_of(name, parameter)
             std = weight_std(name, model)
             if std is None:
-                local.fill_(1.0)
+                part.tensor.fill_(1.0)
             else:
-                _fill_piece(local, offsets, tuple(parameter.shape), seed, f"init/{name}", std)
+                _fill_piece(part.tensor, part.offsets, part.shape, seed, f"init/{name}", std)
 
 
 def weight_std(name: str, model: Model) -> float | None:
@@ -44,18 +69,6 @@ def weight_std(name: str, model: Model) -> float | None:
     if name.split(".")[-2].endswith("norm"):
         return None
     return model.init_std / math.sqrt(2 * model.num_layers) if name.endswith(_INTO_RESIDUAL) else model.init_std
-
-
-def _local_piece(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """What this rank holds of a parameter, and where it lies in the logical tensor."""
-    if not hasattr(parameter, "placements"):
-        return parameter.detach(), (0,) * parameter.ndim
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    dtensor: DTensor = parameter  # pyright: ignore[reportAssignmentType]
-    _, offsets = compute_local_shape_and_global_offset(dtensor.shape, dtensor.device_mesh, dtensor.placements)
-    return dtensor.to_local().detach(), tuple(offsets)
 
 
 def _fill_piece(

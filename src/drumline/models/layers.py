@@ -7,6 +7,8 @@ No layer initializes itself: `drumline.models.initialize` does, from logical nam
 B sequences, T tokens, D model width, F hidden width.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -25,6 +27,11 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return F.linear(input, self.weight.to(input.dtype))
+
+
+def project(x: torch.Tensor, layers: Sequence[Linear]) -> Sequence[torch.Tensor]:
+    """Several layers of one input. A module calls what it has in this one's place, so that it may be spread."""
+    return [layer(x) for layer in layers]
 
 
 class Embedding(nn.Embedding):
@@ -66,12 +73,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden_dim: int, device: torch.device | str = "meta"):
         super().__init__()
+        self.project = project
         self.gate_proj = Linear(dim, hidden_dim, device)
         self.up_proj = Linear(dim, hidden_dim, device)
         self.down_proj = Linear(hidden_dim, dim, device)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
+        return self.down_proj(swiglu(*self.project(x_BTD, (self.gate_proj, self.up_proj))))
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

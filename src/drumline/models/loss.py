@@ -22,31 +22,39 @@ IGNORED = -100
 CrossEntropy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(hidden_ND, weight_VD, labels_N) -> the sum of losses over labels that are not IGNORED, a scalar of fp32 at least."""
 
+OfLogits = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
+"""(logits_CV, which may be overwritten, labels_C, wants a gradient) -> the summed loss of a chunk, and in the logits'
+dtype the gradient of each row as if its label counted."""
 
-def chunked_cross_entropy(chunk_tokens: int) -> CrossEntropy:
+
+def chunked_cross_entropy(chunk_tokens: int, of_logits: OfLogits | None = None) -> CrossEntropy:
     """A cross-entropy that holds the logits of `chunk_tokens` tokens at a time.
 
     Args:
         chunk_tokens: C.
+        of_logits: what makes the loss of a chunk's logits; None: what does so where they are of the whole vocabulary.
 
     Returns:
         The function; its labels are int64, and IGNORED counts for nothing.
     """
 
+    of_chunk = _of_logits if of_logits is None else of_logits
+
     def cross_entropy(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad):
-            return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, chunk_tokens)
-        return _run(hidden_ND, weight_VD, labels_N, chunk_tokens, None, None)
+            how = chunk_tokens, of_chunk
+            return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, how)
+        return _run(hidden_ND, weight_VD, labels_N, chunk_tokens, of_chunk, None, None)
 
     return cross_entropy
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_ND, weight_VD, labels_N, chunk_tokens):
+    def forward(ctx, hidden_ND, weight_VD, labels_N, how):
         ctx.save_for_backward(hidden_ND, weight_VD, labels_N)
-        ctx.chunk_tokens = chunk_tokens
-        loss, ctx.gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, chunk_tokens, ctx.needs_input_grad)
+        ctx.how = how
+        loss, ctx.gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, how, ctx.needs_input_grad)
         return loss
 
     @staticmethod
@@ -56,16 +64,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_ND, weight_VD, labels_N = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second backward through the same graph: the first has taken the buffers
-            _, gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, ctx.chunk_tokens, ctx.needs_input_grad)
+            _, gradients = _loss_and_gradients(hidden_ND, weight_VD, labels_N, ctx.how, ctx.needs_input_grad)
         return *(None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients), None, None
 
 
-def _loss_and_gradients(hidden_ND, weight_VD, labels_N, chunk_tokens, needs):
+def _loss_and_gradients(hidden_ND, weight_VD, labels_N, how, needs):
     grad_hidden_ND = torch.empty_like(hidden_ND) if needs[0] else None
     # Chunks are summed in fp32 at least, also where sharding has gathered the weight in bf16.
     dtype = torch.promote_types(weight_VD.dtype, torch.float32)
     grad_weight_VD = torch.zeros_like(weight_VD, dtype=dtype) if needs[1] else None
-    loss = _run(hidden_ND, weight_VD, labels_N, chunk_tokens, grad_hidden_ND, grad_weight_VD)
+    chunk_tokens, of_logits = how
+    loss = _run(hidden_ND, weight_VD, labels_N, chunk_tokens, of_logits, grad_hidden_ND, grad_weight_VD)
     return loss, (grad_hidden_ND, grad_weight_VD if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
 
 
@@ -74,6 +83,7 @@ def _run(
     weight_VD: torch.Tensor,
     labels_N: torch.Tensor,
     chunk_tokens: int,
+    of_logits: OfLogits,
     grad_hidden_ND: torch.Tensor | None,
     grad_weight_VD: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -86,7 +96,7 @@ def _run(
         chunk = slice(start, start + chunk_tokens)
         hidden_CD, labels_C = hidden_ND[chunk].detach(), labels_N[chunk]
         is_counted_C1 = (labels_C != IGNORED)[:, None]
-        chunk_loss, grad_CV = _of_logits(F.linear(hidden_CD, weight), labels_C, wants_gradient)
+        chunk_loss, grad_CV = of_logits(F.linear(hidden_CD, weight), labels_C, wants_gradient)
         loss += chunk_loss
         # Tokens that do not count are taken out where rows are D wide, not V.
         if grad_hidden_ND is not None:
