@@ -67,6 +67,12 @@ def test_clipping_leaves_small_gradients_and_zero_means_never():
     assert grads[0].tolist() == [3.0, 4.0]
 
 
+def test_a_rank_without_gradients_clips_none_though_the_norm_of_all_ranks_is_too_large():
+    clip([], 5.0, 1.0)
+    clip(iter(()), 5.0, 1.0)
+    assert float(local_sum_of_squares([])) == 0.0
+
+
 def test_the_norm_of_a_long_flat_gradient_keeps_its_digits():
     grad = torch.randn(6_000_000, generator=torch.Generator().manual_seed(0))
     expected = float(grad.double().square().sum())

@@ -62,7 +62,7 @@ def full_gradients(model):
 
 def expected(world):
     model = Toy()
-    accumulate(model, Alone(model), range(world * NUM_MICRO))
+    accumulate(model, Alone(model.parameters()), range(world * NUM_MICRO))
     return full_gradients(model)
 
 

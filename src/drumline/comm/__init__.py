@@ -4,6 +4,17 @@ In: the environment and a timeout. Out: a `World`. Nothing here knows models or 
 """
 
 from drumline.comm.environment import Place, read_num_threads, read_place
-from drumline.comm.world import World, choose_device, join, leave
+from drumline.comm.passing import Passing
+from drumline.comm.world import World, choose_device, join, leave, longest_wait
 
-__all__ = ["Place", "World", "choose_device", "join", "leave", "read_num_threads", "read_place"]
+__all__ = [
+    "Passing",
+    "Place",
+    "World",
+    "choose_device",
+    "join",
+    "leave",
+    "longest_wait",
+    "read_num_threads",
+    "read_place",
+]

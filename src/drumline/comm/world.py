@@ -137,6 +137,12 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
     return World(place, device)
 
 
+def longest_wait() -> timedelta:
+    """How long the ranks of the joined world wait for one another; groups of them should wait as long."""
+    group = dist.distributed_c10d._get_default_group()
+    return group._get_backend(group._device_types[0]).options._timeout
+
+
 def leave() -> None:
     """Leaves the world, if one was joined."""
     if dist.is_available() and dist.is_initialized():

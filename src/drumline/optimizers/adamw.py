@@ -58,15 +58,17 @@ def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
 
 
 def local_sum_of_squares(grads: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of squares of this rank's gradients.
+    """The sum of squares of the gradients that this rank counts.
 
     Args:
-        grads: any shapes, one device.
+        grads: any shapes, one device; there may be none.
 
     Returns:
         Scalar, fp64.
     """
     pieces = [piece for grad in grads for piece in _short_pieces(grad)]
+    if not pieces:
+        return torch.zeros((), dtype=torch.float64)
     norms = torch._foreach_norm(pieces)  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack(norms).double().square().sum()
 
@@ -79,6 +81,7 @@ def _short_pieces(grad: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def clip(grads: Iterable[torch.Tensor], norm: float, max_norm: float) -> None:
-    """Scales gradients in place so that their global norm is at most `max_norm`; 0 leaves them."""
-    if max_norm > 0 and norm > max_norm:
-        torch._foreach_mul_(list(grads), max_norm / norm)  # pyright: ignore[reportPrivateImportUsage]
+    """Scales gradients, of which a rank may have none, in place to a global norm of at most `max_norm`; 0: never."""
+    scaled = list(grads)
+    if scaled and max_norm > 0 and norm > max_norm:  # torch refuses an empty list
+        torch._foreach_mul_(scaled, max_norm / norm)  # pyright: ignore[reportPrivateImportUsage]

@@ -1,6 +1,6 @@
 """What the training step may ask of gradients, whatever way they are spread; and the simplest way, one rank alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Gradients(Protocol):
-    """How gradients reach their sum over the data-parallel ranks."""
+    """How gradients reach their sum over the ranks that each computed a share."""
 
     def set_sync(self, sync: bool) -> None:
         """Whether the coming backward is the last of its step; earlier ones only accumulate."""
@@ -23,15 +23,25 @@ class Gradients(Protocol):
         ...
 
     def local(self) -> list[torch.Tensor]:
-        """This rank's gradients, to read or to scale in place; each element once."""
+        """This rank's gradients, to scale in place; each element once."""
+        ...
+
+    def counted(self) -> list[torch.Tensor]:
+        """Those of them that this rank counts: over all ranks together each element of the model is counted once."""
         ...
 
 
 class Alone:
-    """One rank: gradients are whole as they are."""
+    """Gradients that are whole as they are.
 
-    def __init__(self, model: nn.Module):
-        self._params = [p for p in model.parameters() if p.requires_grad]
+    Args:
+        params: the parameters.
+        counts: whether this rank is the one that counts them.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], *, counts: bool = True):
+        self._params = [p for p in params if p.requires_grad]
+        self._counts = counts
 
     def set_sync(self, sync: bool) -> None:
         """Nothing to synchronize."""
@@ -48,7 +58,45 @@ class Alone:
         """Every gradient."""
         return [p.grad for p in self._params if p.grad is not None]
 
+    def counted(self) -> list[torch.Tensor]:
+        """Every gradient, or none."""
+        return self.local() if self._counts else []
+
+
+class Several:
+    """Gradients of which each part goes its own way.
+
+    Args:
+        parts: the ways.
+    """
+
+    def __init__(self, parts: Sequence[Gradients]):
+        self._parts = parts
+
+    def set_sync(self, sync: bool) -> None:
+        """As `Gradients`."""
+        for part in self._parts:
+            part.set_sync(sync)
+
+    def zero_grad(self) -> None:
+        """As `Gradients`."""
+        for part in self._parts:
+            part.zero_grad()
+
+    def finish(self) -> None:
+        """As `Gradients`."""
+        for part in self._parts:
+            part.finish()
+
+    def local(self) -> list[torch.Tensor]:
+        """As `Gradients`."""
+        return [grad for part in self._parts for grad in part.local()]
+
+    def counted(self) -> list[torch.Tensor]:
+        """As `Gradients`."""
+        return [grad for part in self._parts for grad in part.counted()]
+
 
 def layers_of(model: nn.Module) -> Iterable[nn.Module]:
-    """The blocks of a decoder, in the order of the forward."""
-    return cast(Iterable[nn.Module], model.layers)
+    """The blocks of a decoder, in the order of the forward; modules of multi-token prediction come last."""
+    return (*cast(Iterable[nn.Module], model.layers), *cast(Iterable[nn.Module], getattr(model, "mtp", ())))

@@ -38,6 +38,7 @@ class Replicate:
     Args:
         params: the parameters, in the order of the forward.
         group: the replicas' process group.
+        counts: whether this rank is the one that counts them.
         all_reduce: starts the sum of one bucket; another algorithm or a compressed one goes here.
         bucket_bytes: a bucket is closed when it holds at least this many bytes.
     """
@@ -47,11 +48,13 @@ class Replicate:
         params: Iterable[torch.nn.Parameter],
         group: dist.ProcessGroup,
         *,
+        counts: bool = True,
         all_reduce: AllReduce = sum_over,
         bucket_bytes: int = BUCKET_BYTES,
     ):
         self._group = group
         self._all_reduce = all_reduce
+        self._counts = counts
         self._sync = True
         self._next = 0
         self._buckets: list[_Bucket] = []
@@ -83,9 +86,13 @@ class Replicate:
         """The gradients, as views into the buckets."""
         return [bucket.flat for bucket in self._buckets]
 
+    def counted(self) -> list[torch.Tensor]:
+        """The gradients, or none."""
+        return self.local() if self._counts else []
+
     def _add_bucket(self, members: list[torch.nn.Parameter]) -> None:
         size = sum(p.numel() for p in members)
-        bucket = _Bucket(torch.zeros(size, dtype=torch.float32, device=members[0].device), len(members))
+        bucket = _Bucket(torch.zeros(size, dtype=members[0].dtype, device=members[0].device), len(members))
         start = 0
         for param in members:
             param.grad = bucket.flat[start : start + param.numel()].view(param.shape)

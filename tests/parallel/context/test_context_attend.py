@@ -85,12 +85,12 @@ def test_activation_checkpointing_gives_the_same_bits(method, ulysses):
 @ranks(2)
 def test_the_ring_sends_before_it_computes_and_gradients_in_fp32(monkeypatch):
     events = []
-    passing, compute, compute_backward = ring._Passing, ring.attend_block, ring.attend_block_backward
+    passing, compute, compute_backward = ring.Passing, ring.attend_block, ring.attend_block_backward
 
     class Recorded(passing):
-        def __init__(self, sent, split, group, tag):
+        def __init__(self, sent, degree, rank, group, tag):
             events.append(("send", sent.dtype))
-            super().__init__(sent, split, group, tag)
+            super().__init__(sent, degree, rank, group, tag=tag)
 
         def wait(self):
             events.append("wait")
@@ -103,7 +103,7 @@ def test_the_ring_sends_before_it_computes_and_gradients_in_fp32(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(ring, "_Passing", Recorded)
+    monkeypatch.setattr(ring, "Passing", Recorded)
     monkeypatch.setattr(ring, "attend_block", recorded(compute))
     monkeypatch.setattr(ring, "attend_block_backward", recorded(compute_backward))
     across_ranks(Case("ring", dtype=torch.bfloat16), groups_of(2, 1))

@@ -84,13 +84,13 @@ def gradient_of_keys_misses_the_last_hop(patch):
         calls.append(None)
         if len(calls) % split.degree:
             return real(grad_kv, split, group)
-        return ring._Passing(grad_kv, ContextSplit(1, 0), None, 1)
+        return ring._passing(grad_kv, ContextSplit(1, 0), None, 1)
 
     patch(ring, "_pass_gradient", stays)
 
 
 def gradient_of_keys_does_not_travel(patch):
-    patch(ring, "_pass_gradient", lambda grad, split, group: ring._Passing(grad, ContextSplit(1, 0), None, 1))
+    patch(ring, "_pass_gradient", lambda grad, split, group: ring._passing(grad, ContextSplit(1, 0), None, 1))
 
 
 def gradient_of_gathered_keys_is_not_summed(patch):

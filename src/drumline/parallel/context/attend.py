@@ -9,7 +9,7 @@ from drumline.parallel.context.gather import GatherAttend
 from drumline.parallel.context.ring import RingAttend
 from drumline.parallel.context.split import ContextSplit
 from drumline.parallel.context.ulysses import UlyssesAttend
-from drumline.parallel.mesh import Mesh
+from drumline.parallel.mesh import Mesh, own_group
 from drumline.recipe.errors import DrumlineError
 from drumline.recipe.layout import ContextMethod
 
@@ -56,16 +56,14 @@ def context_groups(mesh: Mesh, ulysses_degree: int = 1) -> ContextGroups:
         raise DrumlineError(
             f"Ulysses groups of {ulysses_degree} ranks do not divide layout.cp = {degree}\n  try: {fitting}"
         )
-    lines = {Mesh(mesh.layout, None, rank).ranks_along("cp") for rank in range(mesh.layout.num_ranks)}
-    rings = [line[first::ulysses_degree] for line in sorted(lines) for first in range(ulysses_degree)]
-    neighbours = [
-        line[first : first + ulysses_degree] for line in sorted(lines) for first in range(0, degree, ulysses_degree)
-    ]
+    lines = mesh.lines("cp")
+    rings = [line[first::ulysses_degree] for line in lines for first in range(ulysses_degree)]
+    neighbours = [line[first : first + ulysses_degree] for line in lines for first in range(0, degree, ulysses_degree)]
     return ContextGroups(
         ContextSplit(degree, mesh.coordinate("cp")),
         ulysses_degree,
-        _own_group(rings),
-        _own_group(neighbours),
+        own_group(rings),
+        own_group(neighbours),
     )
 
 
@@ -98,11 +96,3 @@ def context_attend(method: ContextMethod, groups: ContextGroups, local: Attend) 
         return GatherAttend(groups.split, groups.ring)
     inner = local if ulysses == degree else RingAttend(groups.ring_split, groups.ring)
     return inner if ulysses == 1 else UlyssesAttend(inner, ulysses, groups.ulysses)
-
-
-def _own_group(members: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
-    if len(members[0]) == 1:
-        return None
-    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in members])
-    assert isinstance(group, dist.ProcessGroup), "every rank of the world is in one line of the cp axis"
-    return group

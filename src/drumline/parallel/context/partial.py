@@ -165,7 +165,8 @@ def _plain_backward(grad_out, q, k, v, out, lse, mask, is_causal):
 def _scores(q_BHIK, keys_BG1JK, mask, is_causal, rows):
     """Scaled scores, grouped by key/value head; -inf where a row does not look."""
     queries = q_BHIK.to(keys_BG1JK.dtype).unflatten(1, (keys_BG1JK.shape[1], -1))
-    scores = (queries @ keys_BG1JK.mT).mul_(1.0 / math.sqrt(q_BHIK.shape[-1]))
+    # Not in place: selective checkpointing keeps a product as it is, to be used again where this runs again.
+    scores = (queries @ keys_BG1JK.mT) * (1.0 / math.sqrt(q_BHIK.shape[-1]))
     if mask is not None:
         scores.masked_fill_(~mask[:, None, None, rows], -math.inf)
     if is_causal:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from drumline.comm import Passing
 from drumline.parallel.context.block import (
     Block,
     attend_block,
@@ -35,7 +36,7 @@ class _Ring(torch.autograd.Function):
         result = nothing_seen(q)
         block_kv = kv
         for step in range(split.degree):
-            passing = _Passing(block_kv, split, group, _KV) if step < split.degree - 1 else None
+            passing = _passing(block_kv, split, group, _KV) if step < split.degree - 1 else None
             attend_block(q, block_kv, _block(split, step, documents), result)
             if passing is not None:
                 block_kv = passing.wait()
@@ -52,7 +53,7 @@ class _Ring(torch.autograd.Function):
         grad_q = zeros_wide(q)
         grad_passing = None
         for step in range(split.degree):
-            passing = _Passing(kv, split, group, _KV) if step < split.degree - 1 else None
+            passing = _passing(kv, split, group, _KV) if step < split.degree - 1 else None
             grad_kv = zeros_wide(kv)
             attend_block_backward(grad_out, q, kv, out, lse, _block(split, step, ctx.documents), grad_q, grad_kv)
             if grad_passing is not None:
@@ -74,32 +75,12 @@ def _block(split: ContextSplit, step: int, documents: Documents | None) -> Block
     return Block(split, split.chunks_of(origin_of(split.rank, step, split.degree)), documents)
 
 
-def _pass_gradient(grad_kv: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None) -> "_Passing":
-    return _Passing(grad_kv, split, group, _GRAD)
+def _passing(sent: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None, tag: int) -> Passing:
+    return Passing(sent, split.degree, split.rank, group, tag=tag)
 
 
-class _Passing:
-    """A tensor on its way to the next rank, and one like it from the previous rank; both set out on construction."""
-
-    def __init__(self, sent: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None, tag: int):
-        self._sent = sent  # kept alive until it has left
-        self._received = sent
-        self._work: list[dist.Work] = []
-        if split.degree > 1:
-            self._received = torch.empty_like(sent)
-            after, before = (split.rank + 1) % split.degree, (split.rank - 1) % split.degree
-            self._work = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=after),
-                    dist.P2POp(dist.irecv, self._received, group=group, tag=tag, group_peer=before),
-                ]
-            )
-
-    def wait(self) -> torch.Tensor:
-        """Returns what came."""
-        for work in self._work:
-            work.wait()
-        return self._received
+def _pass_gradient(grad_kv: torch.Tensor, split: ContextSplit, group: dist.ProcessGroup | None) -> Passing:
+    return _passing(grad_kv, split, group, _GRAD)
 
 
 class RingAttend(SharedAttend):

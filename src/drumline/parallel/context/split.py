@@ -63,7 +63,8 @@ class ContextSplit:
         """This rank's part of a batch.
 
         Labels come shifted by one token already, so that the label of a chunk's last token, which is the first token
-        of a chunk that another rank may hold, goes with it. Document starts keep naming places in the whole row.
+        of a chunk that another rank may hold, goes with it; so do the tokens and labels of every depth ahead. Document
+        starts keep naming places in the whole row.
 
         Args:
             batch: whole rows; the same on every rank of the split.
@@ -71,8 +72,7 @@ class ContextSplit:
         Returns:
             [B, T / degree] each.
         """
-        starts_BT = None if batch.starts_BT is None else self.shard(batch.starts_BT)
-        return Batch(self.shard(batch.tokens_BT), self.shard(batch.labels_BT), starts_BT)
+        return batch.map(self.shard)
 
 
 def unshard(parts: Sequence[torch.Tensor]) -> torch.Tensor:
