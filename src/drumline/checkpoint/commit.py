@@ -7,7 +7,7 @@ Nothing is unpickled.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,12 +76,13 @@ class Commit:
         """Whether it holds a tensor whose name starts so; `has("optimizer.")` is false for imported weights."""
         return any(name.startswith(prefix) for name in self.index.tensors)
 
-    def read_into(self, pieces: Sequence[Piece], *, prefix: str = "") -> int:
+    def read_into(self, pieces: Sequence[Piece], *, prefix: str = "", elsewhere: Collection[str] = ()) -> int:
         """Fills pieces with what is stored, whatever layout stored it.
 
         Args:
             pieces: this rank's pieces; their tensors are overwritten.
             prefix: only tensors whose names start so are wanted; all others in the commit are let be.
+            elsewhere: names that only other ranks read, such as those of other pipeline stages.
 
         Returns:
             Bytes that were read.
@@ -90,7 +91,7 @@ class Commit:
             CommitError: a tensor is missing, unexpected, or of another shape or dtype (all are listed, nothing was
                 changed); or a checksum does not hold (pieces may then be partly overwritten).
         """
-        return read_into(self.path, self.index, pieces, prefix=prefix)
+        return read_into(self.path, self.index, pieces, prefix=prefix, elsewhere=elsewhere)
 
     def tensor(self, name: str) -> torch.Tensor:
         """One logical tensor, put together from all its pieces.

@@ -19,7 +19,12 @@ from drumline.recipe.sections import Model
 _MODEL = "model."
 # What config.json does not define: how attention is computed, how weights that are there would have been initialized,
 # and how experts are trained.
-_NOT_IMPORTED: Any = {"attention": True, "init_std": True, "moe": dict.fromkeys(OF_TRAINING, True)}
+_NOT_IMPORTED: Any = {
+    "attention": True,
+    "init_std": True,
+    "mtp_loss_weight": True,
+    "moe": dict.fromkeys(OF_TRAINING, True),
+}
 
 
 def export_commit(
@@ -49,12 +54,22 @@ def export_commit(
     except (KeyError, ValidationError) as error:
         raise CommitError(f"{commit.path}: its recipe does not describe a model, so it cannot be exported") from error
 
+    model = _with_stored_bias(model, commit)
+
     def read(name: str) -> torch.Tensor:
         tensor = commit.tensor(_MODEL + name)
         progress(tensor.nbytes)
         return tensor
 
     return export_huggingface(folder, model, read, dtype=dtype)
+
+
+def _with_stored_bias(model: Model, commit: Commit) -> Model:
+    """The model with the routers' bias where the commit has one: the recipe of imported weights does not say so."""
+    moe = model.moe
+    if moe is None or not commit.has(f"{_MODEL}layers.{moe.num_dense_layers}.mlp.router.bias"):
+        return model
+    return model.model_copy(update={"moe": moe.model_copy(update={"balance": "bias"})})
 
 
 def import_huggingface(source: Path, run: Path) -> Path:

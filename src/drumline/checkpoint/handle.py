@@ -14,17 +14,18 @@ class CommitHandle:
     Args:
         path: where the commit will be.
         step: of the commit.
-        num_bytes: of its logical tensors; each replica counts once.
 
     Attributes:
+        num_bytes: of the commit's logical tensors, once it is made; 0 before, and on ranks other than 0, which see no
+            more than their own part.
         stall_s: how long `Saver.save` took, seconds.
         duration_s: from then until the commit was durable, seconds.
     """
 
-    def __init__(self, path: Path, step: int, num_bytes: int):
+    def __init__(self, path: Path, step: int):
         self.path = path
         self.step = step
-        self.num_bytes = num_bytes
+        self.num_bytes = 0
         self.stall_s = 0.0
         self.duration_s = 0.0
         self._done = threading.Event()
@@ -85,20 +86,20 @@ class CommitHandle:
         if self._error is not None and not self._was_raised:
             self.wait()
 
-    def run(self, write: Callable[[], None]) -> None:
+    def run(self, write: Callable[[], int]) -> None:
         """Starts the save in a thread of its own.
 
         Args:
-            write: makes the commit, or raises.
+            write: makes the commit and gives its size as this rank knows it, or raises.
         """
         # A daemon: when the run dies of something else, a save that waits for a dead rank must not keep the process.
         self._thread = threading.Thread(target=self._run, args=(write,), name=f"save-{self.step}", daemon=True)
         self._thread.start()
 
-    def _run(self, write: Callable[[], None]) -> None:
+    def _run(self, write: Callable[[], int]) -> None:
         began = time.perf_counter()
         try:
-            write()
+            self.num_bytes = write()
         except BaseException as error:
             self._error = error
         self.duration_s = time.perf_counter() - began

@@ -14,9 +14,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from drumline.checkpoint.huggingface_config import read_config, write_config
-from drumline.checkpoint.huggingface_moe import refuse_what_qwen3_moe_lacks
-from drumline.checkpoint.huggingface_names import is_stacked, stored_tensors, to_huggingface
+from drumline.checkpoint.huggingface_config import (
+    has_neighbouring_pairs,
+    read_config,
+    refuse_what_transformers_lacks,
+    write_config,
+)
+from drumline.checkpoint.huggingface_deepseek import BIAS, is_copy, row_order, with_biases, without_absent_modules
+from drumline.checkpoint.huggingface_names import in_layers, is_stacked, stored_tensors, to_huggingface
 from drumline.checkpoint.piece import Piece
 from drumline.models import build
 from drumline.recipe.errors import DrumlineError
@@ -28,8 +33,10 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$")  # tables 
 
 
 def parameter_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Logical name and shape of every parameter, in the model's order."""
-    return {name: tuple(parameter.shape) for name, parameter in build(model).named_parameters()}
+    """Logical name and shape of every parameter, in the model's order, then of what moves the choice of experts."""
+    built = build(model)
+    biases = {name: tuple(buffer.shape) for name, buffer in built.named_buffers() if name.endswith(BIAS)}
+    return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()} | biases
 
 
 class HuggingFaceFolder:
@@ -46,11 +53,14 @@ class HuggingFaceFolder:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
-        self.model = read_config(self.path)
+        model = read_config(self.path)
+        self._has_neighbouring_pairs = has_neighbouring_pairs(self.path)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
+        located = self._locate()
+        self.model = without_absent_modules(model, located)
         self._shapes = parameter_shapes(self.model)
-        self._check(self._locate())
+        self._check(located)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,9 +87,12 @@ class HuggingFaceFolder:
         starts = offsets or (0,) * len(whole)
         ends = whole if shape is None else [start + size for start, size in zip(starts, shape, strict=True)]
         box = tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))
-        if not is_stacked(name):
-            return self._slice(to_huggingface(name))[box]
-        experts = [self._slice(to_huggingface(name, expert))[box[1:]] for expert in range(starts[0], ends[0])]
+        theirs = in_layers(name, self.model.num_layers)
+        if not is_stacked(theirs):
+            order = row_order(name, self.model) if self._has_neighbouring_pairs else None
+            stored = self._slice(to_huggingface(theirs))
+            return stored[box] if order is None else stored[:][order][box]
+        experts = [self._slice(to_huggingface(theirs, expert))[box[1:]] for expert in range(starts[0], ends[0])]
         return torch.stack(experts)
 
     def fill(self, pieces: Iterable[Piece]) -> None:
@@ -97,7 +110,8 @@ class HuggingFaceFolder:
                 continue
             shape = self._shape(name)
             if shape != piece.global_shape:
-                theirs = name if is_stacked(name) else to_huggingface(name)
+                theirs = in_layers(name, self.model.num_layers)
+                theirs = name if is_stacked(theirs) else to_huggingface(theirs)
                 raise DrumlineError(
                     f"{self.path}: {theirs} has shape {list(shape)}, but the run's {name} has "
                     f"{list(piece.global_shape)}\n  try: make the recipe's model section that of config.json"
@@ -157,7 +171,7 @@ class HuggingFaceFolder:
     def _check(self, located: Mapping[str, str]) -> None:
         wanted = {}
         for name, shape in self._shapes.items():
-            wanted |= stored_tensors(name, shape)
+            wanted |= stored_tensors(in_layers(name, self.model.num_layers), shape)
         faults = []
         for theirs, shape in wanted.items():
             if theirs not in located:
@@ -167,7 +181,12 @@ class HuggingFaceFolder:
             if tuple(found) != shape:
                 faults.append(f"{theirs} has shape {list(found)}, but config.json asks for {list(shape)}")
             self._file_of[theirs] = located[theirs]
-        strangers = (name for name in located if name not in {*wanted, "lm_head.weight"} and not _DERIVED.search(name))
+        known = {*wanted, "lm_head.weight"}
+        strangers = (
+            name
+            for name in located
+            if name not in known and not _DERIVED.search(name) and not is_copy(name, self.model)
+        )
         faults += [f"{name} has no place in the model" for name in strangers]
         if faults:
             shown = (*faults[:10], *([f"and {len(faults) - 10} more"] if len(faults) > 10 else ()))
@@ -190,7 +209,7 @@ def export_huggingface(
     Args:
         path: the folder; must not exist, or be empty.
         model: the shape.
-        read: gives the whole tensor of a logical name.
+        read: gives the whole tensor of a logical name, also of a bias that moves the choice of experts.
         dtype: of the weights; None: as they are read.
         max_shard_bytes: a shard is closed before it would pass this.
         extra_config: further keys of config.json, such as bos_token_id.
@@ -201,7 +220,8 @@ def export_huggingface(
     Raises:
         DrumlineError: the folder has something in it, transformers has no such model, or a tensor has the wrong shape.
     """
-    refuse_what_qwen3_moe_lacks(model)
+    refuse_what_transformers_lacks(model)
+    model, read = with_biases(model, read)
     path = Path(path).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DrumlineError(f"{path} is there already and is not an empty folder\n  try: another place, or remove it")
@@ -219,7 +239,7 @@ def export_huggingface(
 
 
 def _write(folder, model, read, dtype, max_shard_bytes, extra_config) -> None:
-    """Writes the shards, then what names them: how many there are is known at the end only, so they are renamed."""
+    """Writes the shards, then names them: how many there are is known at the end only."""
     shards: list[list[str]] = []
     shard: dict[str, torch.Tensor] = {}
     num_bytes = total_bytes = 0
@@ -236,13 +256,19 @@ def _write(folder, model, read, dtype, max_shard_bytes, extra_config) -> None:
 
     for name, shape in parameter_shapes(model).items():
         tensor = read(name).detach()
-        tensor = tensor.to("cpu", tensor.dtype if dtype is None else dtype)
+        is_bias = name.endswith(BIAS)  # small steps of it would be lost in fewer bits
+        tensor = tensor.to("cpu", tensor.dtype if dtype is None or is_bias else dtype)
         if tuple(tensor.shape) != shape:
             raise DrumlineError(f"{name} has shape {list(tensor.shape)}, but the model asks for {list(shape)}")
-        dtypes.add(str(tensor.dtype).removeprefix("torch."))
+        if not is_bias:
+            dtypes.add(str(tensor.dtype).removeprefix("torch."))
+        order = row_order(name, model)
+        if order is not None:
+            tensor = tensor[order.argsort()]
+        stored = in_layers(name, model.num_layers)
         # An expert of a stack is a tensor of its own there; clone, since a shard may hold no views of one storage.
-        parts = [part.clone() for part in tensor] if is_stacked(name) else [tensor]
-        for theirs, part in zip(stored_tensors(name, shape), parts, strict=True):
+        parts = [part.clone() for part in tensor] if is_stacked(stored) else [tensor]
+        for theirs, part in zip(stored_tensors(stored, shape), parts, strict=True):
             size = part.numel() * part.element_size()
             if shard and num_bytes + size > max_shard_bytes:
                 close()

@@ -121,6 +121,11 @@ class Index(Record):
     world_size: Annotated[int, Field(ge=1)]
     tensors: dict[str, StoredTensor]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all logical tensors."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
 
 class FileEntry(Record):
     """A file of a commit.

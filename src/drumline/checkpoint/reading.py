@@ -6,7 +6,7 @@ Each stored slab that is needed is read once, and its checksum is verified.
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,7 +135,15 @@ def damage_of(slab: StoredSlab) -> Damage:
     return Damage(slab.piece.file, reason, slab.name, slab.piece.rank)
 
 
-def read_into(path: Path, index: Index, pieces: Sequence[Piece], *, prefix: str = "", exact: bool = False) -> int:
+def read_into(
+    path: Path,
+    index: Index,
+    pieces: Sequence[Piece],
+    *,
+    prefix: str = "",
+    exact: bool = False,
+    elsewhere: Collection[str] = (),
+) -> int:
     """Fills pieces from the shards of a commit.
 
     Args:
@@ -144,6 +152,7 @@ def read_into(path: Path, index: Index, pieces: Sequence[Piece], *, prefix: str 
         pieces: what is wanted; their tensors are overwritten.
         prefix: stored tensors whose names do not start so are let be.
         exact: `prefix` is one whole name.
+        elsewhere: names that only other ranks read.
 
     Returns:
         Bytes that were read.
@@ -155,7 +164,7 @@ def read_into(path: Path, index: Index, pieces: Sequence[Piece], *, prefix: str 
     for piece in pieces:
         wanted[piece.name].append(piece)
     stored = {name for name in index.tensors if (name == prefix if exact else name.startswith(prefix))}
-    if problems := _mismatches(index, wanted, stored):
+    if problems := _mismatches(index, wanted, stored.difference(elsewhere)):
         shown = "\n".join(f"  {problem}" for problem in problems[:_MOST_SHOWN])
         more = f"\n  and {len(problems) - _MOST_SHOWN} more" if len(problems) > _MOST_SHOWN else ""
         raise CommitError(f"{path} does not hold what is wanted:\n{shown}{more}")

@@ -8,7 +8,6 @@ waits for it, so memory is bounded by one snapshot.
 import functools
 import json
 import logging
-import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -146,7 +145,7 @@ class Saver:
         )
         snapshot = self._snapshots.take(pieces)
         self._num_saves += 1
-        handle = self._last = CommitHandle(save.target, step, _logical_bytes(pieces))
+        handle = self._last = CommitHandle(save.target, step)
         handle.run(functools.partial(self._write, save, snapshot))
         del snapshot
         if not self._asynchronous:
@@ -195,10 +194,11 @@ class Saver:
         except Exception as error:  # what ended the run matters more
             _log.warning("%s", error)
 
-    def _write(self, save: Save, snapshot: Snapshot) -> None:
+    def _write(self, save: Save, snapshot: Snapshot) -> int:
         try:
-            carry_out(save, snapshot)
+            num_bytes = carry_out(save, snapshot)
             self._remove_failed()  # every rank took part in this save, so every rank has seen the failure before it
+            return num_bytes
         except BaseException:
             self._failed.append(save.unfinished)
             raise
@@ -223,11 +223,6 @@ def _to_json(values: Mapping[str, Any], what: str) -> bytes:
         return json.dumps(dict(values), allow_nan=False, indent=1).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise DrumlineError(f"{what} cannot be stored as JSON: {error}") from error
-
-
-def _logical_bytes(pieces: Sequence[Piece]) -> int:
-    sizes = {piece.name: math.prod(piece.global_shape) * piece.tensor.element_size() for piece in pieces}
-    return sum(sizes.values())
 
 
 def _agree(rank: int, world_size: int, session: str | None, problem: str | None) -> tuple[str, str | None]:

@@ -76,12 +76,15 @@ class Save:
         return self.folder.commit(self.step)
 
 
-def carry_out(save: Save, snapshot: Snapshot) -> None:
+def carry_out(save: Save, snapshot: Snapshot) -> int:
     """Writes this rank's share, and waits until the commit is made and durable.
 
     Args:
         save: what to write where.
         snapshot: this rank's share.
+
+    Returns:
+        Bytes of the commit's logical tensors on rank 0, which knows them all; 0 on others.
 
     Raises:
         SaveError: there is no such commit; earlier ones are untouched.
@@ -93,11 +96,13 @@ def carry_out(save: Save, snapshot: Snapshot) -> None:
         deadline = time.monotonic() + save.timeout_s
         if save.rank != 0:
             rendezvous.await_commit(save.unfinished, save.target, save.save, deadline)
-            return
+            return 0
         doing = "rank 0 waited for the other ranks"
         parts = rendezvous.collect_parts(save.unfinished, save.world_size, deadline)
         doing = "rank 0 made the commit"
-        _commit(save, parts)
+        index = index_of(parts, save.chunk_bytes)
+        _commit(save, parts, index)
+        return index.num_bytes
     except OSError as error:
         reason = f"{error.strerror or error} while {doing}{_free_space(save, snapshot)}"
         raise _give_up(save, shard, reason) from error
@@ -142,9 +147,9 @@ def _write_shard(save: Save, snapshot: Snapshot, shard: Path) -> Part:
     return Part(rank=save.rank, world_size=save.world_size, shard=shard.name, entry=entry, tensors=tensors)
 
 
-def _commit(save: Save, parts: list[Part]) -> None:
+def _commit(save: Save, parts: list[Part], index: Index) -> None:
     filesystem, folder = save.filesystem, save.unfinished
-    documents = {INDEX: to_bytes(index_of(parts, save.chunk_bytes)), **save.documents}
+    documents = {INDEX: to_bytes(index), **save.documents}
     files = {part.shard: part.entry for part in parts if part.shard and part.entry}
     for name, data in documents.items():
         write_bytes(filesystem, folder / name, data)
