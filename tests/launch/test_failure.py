@@ -43,6 +43,22 @@ def test_lost_peers_and_stopped_ranks_take_one_line_after_the_cause():
     ]
 
 
+@pytest.mark.parametrize(
+    "said", ["Timed out waiting 2000ms for recv operation to complete", "Watchdog caught collective operation timeout"]
+)
+def test_a_rank_that_waited_in_vain_is_not_blamed_but_those_that_did_not_answer(said):
+    exits = [RankExit(0, 3, 5.0, report(said)), RankExit(1, -9, 6.0, is_stopped=True)]
+    assert describe(exits, LOGS).splitlines() == [
+        "rank 1 did not answer: rank 0 waited for it longer than it may (resilience.timeout_s)",
+        "  log: logs/rank-1.log (with the stack, where a rank could still write it)",
+        f"  rank 0: RuntimeError: {said} (exit code 3, at step.py:41 in train_step)",
+    ]
+    more = [*exits, RankExit(3, -9, 6.0, is_stopped=True)]
+    assert describe(more, LOGS).startswith(
+        "ranks 1, 3 did not answer: rank 0 waited for one of them longer than it may"
+    )
+
+
 def test_a_wrong_request_is_said_once_and_bare():
     exits = [RankExit(rank, 2, 1.0, report("data.path = x is missing", is_request_error=True)) for rank in range(8)]
     assert describe(exits, LOGS) == "data.path = x is missing"

@@ -21,6 +21,8 @@ def write_run(
     resumed_at: tuple[int, ...] = (),
     end: str | None = "done",
     has_mfu: bool = True,
+    moe_layers: tuple[int, ...] = (),
+    dropped: float = 0.0,
 ) -> list[dict]:
     """Writes a run directory; gives back its rows."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,12 +36,25 @@ def write_run(
     }
     (folder / "environment.json").write_text(json.dumps(environment))
     rows = list(_rows(random.Random(seed), num_steps, commits, resumed_at, end, has_mfu))
+    for row in rows if moe_layers else ():
+        if row["kind"] == "step":
+            row["router"] = _router(moe_layers, row["step"], dropped)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if commits:
         with Saver(folder / "checkpoints", asynchronous=False, keep=99, direct=False) as saver:
             for step in commits:
                 saver.save(step, [whole("model.weight", torch.arange(1000.0))], {"step": step})
     return rows
+
+
+def _router(layers, step, dropped):
+    return {
+        "layers": list(layers),
+        "load_max": [1.5 + layer + 1 / step for layer in layers],
+        "load_min": [0.5 / (1 + layer) for layer in layers],
+        "entropy": [2.0 - 0.1 * layer for layer in layers],
+        "dropped": [dropped * layer for layer in layers],
+    }
 
 
 def _rows(draw, num_steps, commits, resumed_at, end, has_mfu):

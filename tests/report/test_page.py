@@ -40,6 +40,45 @@ def test_a_curve_that_was_not_recorded_is_left_out(tmp_path):
     assert "mfu" not in {chart["key"] for chart in data_of(render([read_run(tmp_path / "run")]))["charts"]}
 
 
+def charts_of(folders):
+    return {chart["key"]: chart for chart in data_of(render([read_run(folder) for folder in folders]))["charts"]}
+
+
+def test_routers_are_drawn_layer_by_layer(tmp_path):
+    write_run(tmp_path / "run", num_steps=40, moe_layers=(1, 3), dropped=0.1)
+    charts = charts_of([tmp_path / "run"])
+    assert [key for key in charts if key.startswith("router")] == [
+        *("router.load_max", "router.load_min", "router.entropy", "router.dropped")
+    ]
+    series = charts["router.load_max"]["series"]
+    assert [line["name"] for line in series] == ["layer 1", "layer 3"]
+    assert series[1]["y"] == pytest.approx([4.5 + 1 / step for step in range(1, 41)], rel=1e-5)
+    assert charts["router.dropped"]["series"][0]["y"] == [0.1] * 40
+
+
+@pytest.mark.parametrize("num_runs", [1, 2])
+def test_many_layers_or_runs_are_drawn_by_the_worst_load_and_the_mean(num_runs, tmp_path):
+    layers = tuple(range(12)) if num_runs == 1 else (0, 1)
+    folders = [tmp_path / str(index) for index in range(num_runs)]
+    for folder in folders:
+        write_run(folder, num_steps=40, moe_layers=layers)
+    charts = charts_of(folders)
+    assert "router.dropped" not in charts  # nothing was
+    assert [len(chart["series"]) for key, chart in charts.items() if key.startswith("router")] == [num_runs] * 3
+    assert charts["router.load_max"]["series"][0]["y"][0] == pytest.approx(2.5 + layers[-1])
+    assert charts["router.load_min"]["series"][0]["y"][0] == pytest.approx(0.5 / (1 + layers[-1]), rel=1e-5)
+    assert charts["router.entropy"]["series"][0]["y"][0] == pytest.approx(2.0 - 0.1 * sum(layers) / len(layers))
+
+
+@pytest.mark.parametrize("router", [7, {}, {"layers": []}, {"layers": [0], "load_max": ["x"], "entropy": [1.0, 2.0]}])
+def test_a_router_that_is_none_is_passed_over(router, tmp_path):
+    rows = write_run(tmp_path / "run", num_steps=3, moe_layers=(0,))
+    rows[-2]["router"] = router
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    y = charts_of([tmp_path / "run"])["router.load_max"]["series"][0]["y"]
+    assert y == [2.5, 2.0, None]
+
+
 def test_the_axes_of_tokens_and_hours_grow_with_the_steps(run):
     series = data_of(render([run]))["charts"][2]["series"][0]
     assert series["step"][-1] == 120

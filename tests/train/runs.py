@@ -17,6 +17,8 @@ from tests.ranks import run_ranks
 from drumline.comm import read_place
 from drumline.recipe import Recipe, check, load
 from drumline.train import run_rank
+from drumline.train.journal import Journal
+from drumline.train.records import Record, StepRecord
 
 TINY = (
     "model.num_layers=2",
@@ -53,13 +55,13 @@ def train_here(run_dir: Path, *overrides: str, kill_after: int = 0, before: Call
     def body() -> None:
         before()
         if kill_after:
-            threading.Thread(target=_kill_self_after, args=(run_dir, kill_after), daemon=True).start()
+            _kill_self_after(kill_after, run_dir, resolved.checkpoint.every)
         run_rank(resolved, read_place())
 
     if not kill_after:
         run_ranks(resolved.layout.num_ranks, body)
         return
-    with pytest.raises(AssertionError, match=r"status 9|killed|Connection closed"):
+    with pytest.raises(AssertionError, match=r"SIGKILL|killed|Connection closed"):
         run_ranks(resolved.layout.num_ranks, body)
 
 
@@ -134,7 +136,55 @@ def tensors(commit: Path) -> dict[str, torch.Tensor]:
     return dict(open_commit(commit).tensors())
 
 
-def _kill_self_after(run_dir: Path, step: int) -> None:
-    while len(steps(run_dir)) < step:
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
+def assert_same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Holds two sets of logical tensors against each other, bit for bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def save_when_loaded(folder: Path) -> None:
+    """Makes a run of this process save what it took up from a commit, before it trains, as a commit in `folder`.
+
+    For `before` of `train_here`: the patch is forgotten with the rank.
+    """
+    from drumline.checkpoint import Saver
+    from drumline.train import run
+
+    right = run.set_up
+
+    def set_up(recipe, world, *rest):
+        parts = right(recipe, world, *rest)
+        with Saver(folder, rank=world.rank, world_size=world.size, asynchronous=False) as saver:
+            saver.save(parts.first_step, parts.pieces(), {})
+        return parts
+
+    run.set_up = set_up
+
+
+def _kill_self_after(step: int, run_dir: Path, every: int) -> None:
+    """Lets this process die with the row of a step, or once another rank has written it. The commits that were due by
+    then are waited for, since how far a commit came in the background is not what the tests are about.
+    """
+    due = run_dir / "checkpoints" / f"step-{(step - 1) // max(1, every) * every:08d}"
+
+    def die() -> None:
+        deadline = time.monotonic() + 20
+        while step > every > 0 and not due.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_with_the_others() -> None:
+        while len(steps(run_dir)) < step:
+            time.sleep(0.001)
+        die()
+
+    write = Journal.observe
+
+    def observe(self: Journal, record: Record) -> None:
+        write(self, record)
+        if isinstance(record, StepRecord) and record.step == step:
+            die()
+
+    Journal.observe = observe  # this process is a fork that ends with the run
+    threading.Thread(target=die_with_the_others, daemon=True).start()

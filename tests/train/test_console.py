@@ -1,12 +1,13 @@
 """What a person sees."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from drumline.train.console import ConsoleView, show_bytes
-from drumline.train.records import CommitRecord, EndRecord, StartRecord, StepRecord, ValidationRecord
+from drumline.train.records import CommitRecord, EndRecord, RouterRecord, StartRecord, StepRecord, ValidationRecord
 
 
 def shown(*records, log_every=1, terminal=False):
@@ -29,6 +30,18 @@ def test_a_step_is_one_line_whatever_the_width():
     (line,) = shown(step(3)).splitlines()
     for part in ("step 3", "loss 1.2500", "grad norm 0.500", "lr 1.00e-03", "1,234 tokens/s", "25.0%", "3.0 GiB"):
         assert part in line
+
+
+def test_a_step_says_the_loss_of_tokens_further_ahead_where_there_is_one():
+    assert "mtp loss 2.5000" in shown(replace(step(3), mtp_loss=2.5))
+    assert "mtp" not in shown(step(3))
+
+
+def test_a_step_with_experts_says_the_worst_loads_and_what_was_dropped():
+    router = RouterRecord((0, 1), (1.5, 3.0), (0.5, 0.25), (1.0, 2.0), (0.0, 0.5), None)
+    assert "expert load 0.25 to 3.00  dropped 25.0%" in shown(replace(step(3), router=router))
+    assert "dropped" not in shown(replace(step(3), router=replace(router, dropped=(0.0, 0.0))))
+    assert "expert" not in shown(step(3))
 
 
 def test_the_start_says_layout_attention_peak_and_origin_with_brackets_as_they_are():

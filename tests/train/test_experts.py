@@ -63,14 +63,23 @@ def assert_same_run(found, expected):
         ("layout=fsdp2",),
         ("layout=dp2.fsdp2",),
         ("layout=cp2",),
+        ("layout=pp2",),
+        ("layout=pp2.dp2", "layout.pp_schedule=zb-h1"),
+        ("layout=tp2",),
+        ("layout=tp2", "layout.tp_async=true"),
+        ("layout=tp2", "layout.sequence_parallel=false"),
+        ("layout=dp2.tp2", "layout.sequence_parallel=false"),
+        ("layout=fsdp2.tp2",),
+        ("layout=cp2.tp2", "memory.activation_checkpointing=full"),
         ("data.micro_batch=4",),
         ("layout=fsdp2", "memory.activation_checkpointing=full"),
     ],
     ids=" ".join,
 )
 def test_losses_and_loads_are_those_of_one_rank(overrides, kind, one_rank, tmp_path):
-    if kind == "capacity" and "layout=cp2" in overrides:
-        pytest.skip("a sequence is not whole on a rank: refused by moe-capacity-cp")
+    cuts = "cp2" in overrides[0] or ("tp2" in overrides[0] and "layout.sequence_parallel=false" not in overrides)
+    if kind == "capacity" and cuts:
+        pytest.skip("a sequence is not whole on a rank: refused by moe-capacity-cp and moe-capacity-tp")
     train_here(tmp_path, *EXPERTS, *KINDS[kind], "run.steps=6", *overrides)
     assert_same_run(rows(tmp_path, "step"), one_rank[kind][0])
     losses = [[row["loss"] for row in found] for found in (rows(tmp_path, "validation"), one_rank[kind][1])]
@@ -81,11 +90,19 @@ def test_losses_and_loads_are_those_of_one_rank(overrides, kind, one_rank, tmp_p
 def test_the_comparison_catches_counts_of_each_rank_alone(kind, one_rank, tmp_path, monkeypatch):
     right = RoutingTally.__init__
     monkeypatch.setattr(
-        RoutingTally, "__init__", lambda self, model, _: right(self, model, lambda counts, dtype: counts)
+        RoutingTally, "__init__", lambda self, model, _, **options: right(self, model, lambda counts, dtype: counts)
     )
     train_here(tmp_path, *EXPERTS, *KINDS[kind], "run.steps=6", "layout=dp2")
     with pytest.raises(AssertionError):
         assert_same_run(rows(tmp_path, "step"), one_rank[kind][0])
+
+
+def test_the_comparison_catches_tokens_that_every_tensor_parallel_rank_counts(one_rank, tmp_path, monkeypatch):
+    right = RoutingTally.__init__
+    monkeypatch.setattr(RoutingTally, "__init__", lambda self, model, total, counts: right(self, model, total))
+    train_here(tmp_path, *EXPERTS, *KINDS["bias"], "run.steps=6", "layout=tp2", "layout.sequence_parallel=false")
+    with pytest.raises(AssertionError):
+        assert_same_run(rows(tmp_path, "step"), one_rank["bias"][0])
 
 
 def test_the_comparison_catches_a_balance_that_is_not_moved(one_rank, tmp_path, monkeypatch):
@@ -96,7 +113,7 @@ def test_the_comparison_catches_a_balance_that_is_not_moved(one_rank, tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["aux_loss", "bias"])
-@pytest.mark.parametrize("layout", ["dp1", "dp2", "fsdp2"])
+@pytest.mark.parametrize("layout", ["dp1", "dp2", "fsdp2", "tp2"])
 def test_a_killed_run_resumes_bit_for_bit(kind, layout, tmp_path):
     through, killed = tmp_path / "through", tmp_path / "killed"
     keys = (*EXPERTS, *KINDS[kind], "checkpoint.at_end=true", "run.steps=9", "checkpoint.every=3", f"layout={layout}")

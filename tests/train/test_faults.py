@@ -54,6 +54,22 @@ def test_what_is_not_finite_stops_before_the_step_and_names_rank_and_module(wher
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))[-1] == "step-00000002"
 
 
+@pytest.mark.parametrize(
+    ("where", "rank", "says"),
+    [
+        ("forward", 0, "rank 0: output of layers.0.mlp (micro-batch 1)"),
+        ("forward", 1, "rank 1: output of layers.1.mlp (micro-batch 1)"),
+        ("backward", 0, "rank 0: gradient of the output of layers.0.mlp (micro-batch 1)"),
+    ],
+)
+def test_what_is_not_finite_in_a_pipeline_is_named_by_the_stage_where_it_began(where, rank, says, tmp_path):
+    # One layer a stage: the rank's second layer call of a step is its second micro-batch.
+    keys = ("run.steps=6", "data.micro_batch=2", "layout=pp2", "layout.pp_schedule=gpipe")
+    with pytest.raises(AssertionError) as caught:
+        train_here(tmp_path, *keys, before=lambda: poison(where, step=3, rank=rank, micro_batches=2, layers=2))
+    assert f"first not finite on {says}" in str(caught.value)
+
+
 def test_a_failed_check_ends_the_command_with_1_and_one_message(tmp_path):
     result = train(tmp_path, "run.steps=6", "optimizer.lr=1e37", "schedule.warmup_steps=0", "layout=dp2")
     assert result.returncode == 1
@@ -61,30 +77,45 @@ def test_a_failed_check_ends_the_command_with_1_and_one_message(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_a_rank_that_dies_takes_the_others_down_and_is_named(tmp_path):
+def signal_last_rank(run_dir, number, *overrides):
+    """Runs, sends the rank that was started last a signal after three steps, and says how long the end took."""
     process = subprocess.Popen(
-        command(tmp_path, "run.steps=20000", "layout=dp2"),
+        command(run_dir, "run.steps=20000", *overrides),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        while len(rows(tmp_path, "step")) < 3:
+        while len(rows(run_dir, "step")) < 3:
             assert process.poll() is None
             time.sleep(0.01)
         ranks = [child for child in psutil.Process(process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
-        max(ranks, key=lambda child: child.create_time()).send_signal(signal.SIGKILL)
+        max(ranks, key=lambda child: child.create_time()).send_signal(number)
         began = time.monotonic()
         _, stderr = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
-    assert process.returncode == 3
-    assert time.monotonic() - began < 15
+    return process.returncode, time.monotonic() - began, stderr
+
+
+def test_a_rank_that_dies_takes_the_others_down_and_is_named(tmp_path):
+    code, seconds, stderr = signal_last_rank(tmp_path, signal.SIGKILL, "layout=dp2")
+    assert code == 3
+    assert seconds < 15
     assert "failed first" in stderr.splitlines()[0]
     assert "SIGKILL" in stderr.splitlines()[0]
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("layout", ["dp2", "pp2", "tp2", "fsdp2", "cp2"])
+def test_a_rank_that_hangs_ends_the_run_at_its_timeout_in_any_group(layout, tmp_path):
+    keys = (f"layout={layout}", "resilience.timeout_s=5", "checkpoint.every=0")
+    code, seconds, stderr = signal_last_rank(tmp_path, signal.SIGSTOP, *keys)
+    assert code == 3
+    assert seconds < 30
+    assert "did not answer" in stderr.splitlines()[0]
 
 
 def test_a_commit_that_finds_no_room_is_said_once_and_leaves_nothing(tmp_path):
@@ -136,7 +167,7 @@ def test_a_damaged_commit_is_refused_by_name_and_left_alone(tmp_path):
         (["--nproc", "2"], {}, "layout"),
         (["layout=dp3"], {}, "data.global_batch"),
         (["layout=dp65536", "data.global_batch=65536"], {}, "too many for this machine"),
-        (["layout=tp2"], {}, "tensor parallelism cannot run yet"),
+        (["numerics.mode=exact"], {}, "cannot be had yet"),
         (["run.device=cuda"], {}, "run.device"),
         (["data.sources=[{path='/nowhere'}]"], {}, "/nowhere"),
         (["model.vocab_size=100"], {}, "model.vocab_size"),

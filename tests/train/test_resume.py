@@ -1,12 +1,21 @@
 """A run that was killed and resumed is the run that was not, bit for bit; and it may go on under another layout."""
 
+import functools
 import os
 import shutil
 import signal
 
 import pytest
-import torch
-from tests.train.runs import interrupt_after, rows, steps, tensors, train, train_here
+from tests.train.runs import (
+    assert_same_bits,
+    interrupt_after,
+    rows,
+    save_when_loaded,
+    steps,
+    tensors,
+    train,
+    train_here,
+)
 
 from drumline.checkpoint import open_commit
 
@@ -19,7 +28,7 @@ def last_commit(run_dir):
     return run_dir / "checkpoints" / f"step-{STEPS:08d}"
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "dp4", "fsdp3.dp1", "cp2"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "dp4", "fsdp3.dp1", "cp2", "tp2", "fsdp2.tp2"])
 def test_a_killed_run_resumes_bit_for_bit(layout, tmp_path):
     through, killed = tmp_path / "through", tmp_path / "killed"
     keys = (*KEYS, f"layout={layout}", *(["data.global_batch=6"] if "3" in layout else []))
@@ -29,9 +38,7 @@ def test_a_killed_run_resumes_bit_for_bit(layout, tmp_path):
     assert rows(killed, "start")[-1]["step"] in (3, 6), "it started over instead of resuming"
     assert steps(killed) == steps(through)
     assert len(steps(through)) == STEPS
-    a, b = tensors(last_commit(killed)), tensors(last_commit(through))
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert_same_bits(tensors(last_commit(killed)), tensors(last_commit(through)))
 
 
 @pytest.mark.parametrize("before", LAYOUTS)
@@ -103,3 +110,16 @@ def test_a_stop_before_the_first_step_leaves_no_commit_and_a_run_that_can_begin(
     assert not list((tmp_path / "checkpoints").iterdir())
     train_here(tmp_path, *KEYS)
     assert len(steps(tmp_path)) == STEPS
+
+
+@pytest.mark.parametrize("after", ["dp2", "fsdp2.tp2", "tp4", "cp2.tp2"])
+@pytest.mark.parametrize("vocabulary", [2048, 2049])
+def test_what_tensor_parallel_ranks_wrote_is_read_bit_for_bit_under_another_layout(vocabulary, after, tmp_path):
+    keys = (f"model.vocab_size={vocabulary}", "model.num_kv_heads=4", "run.steps=3")
+    train_here(tmp_path, *keys, "layout=tp2")
+    written = tmp_path / "checkpoints" / "step-00000003"
+    assert tensors(written)["model.embedding.weight"].shape[0] == vocabulary
+    again = tmp_path / "again"
+    train_here(tmp_path, *keys, "run.steps=5", f"layout={after}", before=functools.partial(save_when_loaded, again))
+    assert_same_bits(tensors(again / "step-00000003"), tensors(written))
+    assert len(rows(tmp_path, "step")) == 5

@@ -19,6 +19,9 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+# What they say when that process is there and does not answer.
+_PEER_SILENT = re.compile(r"timed out waiting|collective operation timeout|wait timeout", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -107,8 +110,17 @@ def describe(exits: Sequence[RankExit], logs: dict[int, Path]) -> str:
     if report is not None and report.is_request_error:
         said_by = [end.rank for end in exits if end.report and end.report.message == report.message]
         return report.message if 0 in said_by else f"rank {first.rank}: {report.message}"
-    lines = [f"rank {first.rank} failed first: {_account(first)}", f"  log: {logs[first.rank]}"]
     others = _others([end for end in exits if end is not first])
+    silent = [end.rank for end in exits if end.is_stopped]
+    if report is not None and silent and _PEER_SILENT.search(report.message):
+        # That rank did nothing wrong but wait; whom it waited for is among those that were still at work.
+        whom, log = ("it", logs[silent[0]]) if len(silent) == 1 else ("one of them", logs[silent[0]].parent)
+        return (
+            f"{_ranks(silent)} did not answer: rank {first.rank} waited for {whom} longer than it may "
+            f"(resilience.timeout_s)\n  log: {log} (with the stack, where a rank could still write it)\n"
+            f"  rank {first.rank}: {_account(first)}"
+        )
+    lines = [f"rank {first.rank} failed first: {_account(first)}", f"  log: {logs[first.rank]}"]
     return "\n".join([*lines, *([f"  after it: {others}"] if others else [])])
 
 

@@ -15,6 +15,7 @@ from drumline.report.series import smooth, thin, to_json_numbers
 
 MAX_POINTS = 3000
 SMOOTH_SHARE = 1 / 120  # of the run's steps, over which the smoothed line averages
+MOST_LAYERS = 8  # with experts that are drawn one by one
 FEW_STEPS = 30  # a shorter run is drawn without a smoothed line
 
 
@@ -47,12 +48,17 @@ class Chart:
 
 CHARTS = (
     Chart("loss", "Loss", is_noisy=True),
+    Chart("mtp_loss", "Loss of tokens further ahead", is_noisy=True),
     Chart("grad_norm", "Gradient norm", is_noisy=True, is_log=True),
     Chart("lr", "Learning rate"),
     Chart("tokens_per_s", "Throughput, tokens/s", tickformat="~s", hoverformat=".4~s", suffix=" tokens/s"),
     Chart("mfu", "Model FLOP utilization", tickformat="~%", hoverformat=".1%"),
     Chart("memory_bytes", "Peak memory of rank 0, GiB", scale=2.0**-30, suffix=" GiB"),
     Chart("step_s", "Time of a step", tickformat="~s", hoverformat=".4~s", suffix="s", ticksuffix="s"),
+    Chart("router.load_max", "Load of the most chosen expert, over the mean"),
+    Chart("router.load_min", "Load of the least chosen expert, over the mean"),
+    Chart("router.entropy", "Entropy of the routers, nats a token"),
+    Chart("router.dropped", "Choices that found no room", tickformat="~%", hoverformat=".2%"),
 )
 
 
@@ -67,7 +73,8 @@ def build_charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     charts = []
     for chart in CHARTS:
-        series = [line for index, run in enumerate(runs) for line in _series(chart, run, index)]
+        layers = _layers(chart, runs[0]) if len(runs) == 1 else []
+        series = layers or [line for index, run in enumerate(runs) for line in _series(chart, run, index)]
         if series:
             charts.append(
                 {
@@ -97,7 +104,19 @@ def resumes(run: Run) -> dict[str, list[Any]]:
     return _axes(run, np.array(steps, dtype=np.float64))
 
 
+def _layers(chart: Chart, run: Run) -> list[dict[str, Any]]:
+    """A line a layer, where few have experts."""
+    names = [name for name in run.columns if name.startswith(f"{chart.column}.")]
+    if not 1 < len(names) <= MOST_LAYERS:
+        return []
+    lines = [_line("line", run, 0, run.step, run[name]) for name in names]
+    labels = [{"name": f"layer {name.rpartition('.')[2]}", "hue": hue} for hue, name in enumerate(names)]
+    return [line | label for line, label in zip(lines, labels, strict=True)]
+
+
 def _series(chart: Chart, run: Run, index: int) -> list[dict[str, Any]]:
+    if chart.column not in run.columns:
+        return []
     values = run[chart.column] * chart.scale
     lines = []
     if np.isfinite(values).any():

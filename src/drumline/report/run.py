@@ -16,9 +16,10 @@ from pydantic import ValidationError
 
 from drumline.recipe import DrumlineError, Recipe, to_toml
 from drumline.report.checkpoints import Checkpoint, read_checkpoints
+from drumline.report.routers import router_columns
 
 METRICS = "metrics.jsonl"
-COLUMNS = ("loss", "grad_norm", "lr", "num_tokens", "tokens_per_s", "mfu", "memory_bytes", "step_s", "time")
+COLUMNS = ("loss", "mtp_loss", "grad_norm", "lr", "num_tokens", "tokens_per_s", "mfu", "memory_bytes", "step_s", "time")
 
 
 class ReportError(DrumlineError):
@@ -50,7 +51,7 @@ class Run:
         folder: the directory.
         name: the run's name.
         step: [N] int64, numbers of the steps, rising.
-        columns: each of `COLUMNS` as [N] float64; NaN where a row has no such number.
+        columns: each of `COLUMNS`, and those of `router_columns`, as [N] float64; NaN where a row has no such number.
         validation_step: [M] int64, steps before which the validation ran.
         validation_loss: [M] float64.
         events: in the order in which they were written.
@@ -187,7 +188,7 @@ def _steps(rows: list[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray
     by_step = {row["step"]: row for row in rows}  # a step that was written twice counts as it was written last
     ordered = [by_step[step] for step in sorted(by_step)]
     columns = {name: np.array([_number(row.get(name)) for row in ordered], dtype=np.float64) for name in COLUMNS}
-    return np.array(sorted(by_step), dtype=np.int64), columns
+    return np.array(sorted(by_step), dtype=np.int64), columns | router_columns(ordered)
 
 
 def _number(value: Any) -> float:

@@ -6,7 +6,15 @@ from contextlib import ExitStack
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from drumline.train.records import CommitRecord, EndRecord, Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.records import (
+    CommitRecord,
+    EndRecord,
+    Record,
+    RouterRecord,
+    StartRecord,
+    StepRecord,
+    ValidationRecord,
+)
 
 
 class ConsoleView:
@@ -80,11 +88,22 @@ def start_line(record: StartRecord) -> str:
 def step_line(record: StepRecord, num_steps: int) -> str:
     """One step on one line."""
     mfu = f"  mfu {record.mfu:6.1%}" if record.mfu is not None else ""
+    mtp = f"  mtp loss {record.mtp_loss:.4f}" if record.mtp_loss is not None else ""
     number = f"{record.step:>{len(str(num_steps))}}/{num_steps}"
     return (
-        f"step {number}  loss {record.loss:.4f}  grad norm {record.grad_norm:.3f}  "
+        f"step {number}  loss {record.loss:.4f}{mtp}  grad norm {record.grad_norm:.3f}  "
         f"lr {record.lr:.2e}  {record.tokens_per_s:>9,.0f} tokens/s{mfu}  memory {show_bytes(record.memory_bytes)}"
+        f"{_router(record.router)}"
     )
+
+
+def _router(router: RouterRecord | None) -> str:
+    """The least and the most chosen expert of any layer, over the mean, and what was dropped."""
+    if router is None:
+        return ""
+    dropped = sum(router.dropped) / len(router.dropped)
+    share = f"  dropped {dropped:.1%}" if dropped else ""
+    return f"  expert load {min(router.load_min):.2f} to {max(router.load_max):.2f}{share}"
 
 
 def end_line(record: EndRecord, num_steps: int) -> str:

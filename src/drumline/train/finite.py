@@ -10,32 +10,53 @@ from torch.distributed.tensor import DTensor
 from drumline.data import Batch
 from drumline.parallel import Gradients
 from drumline.recipe.errors import CheckFailed
+from drumline.schedules import Action
 from drumline.train.setup import Parts
 from drumline.train.state import Parameters
+from drumline.train.step import Passes
 
 
 class NonFiniteError(CheckFailed):
     """A loss or a gradient became infinite or not a number; no weight has been changed by this step."""
 
 
-def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch]) -> tuple[str | None, str | None]:
+Place = tuple[int, str]
+"""Stage along the model, and the module with the micro-batch."""
+
+
+class _Where:
+    """Knows which micro-batch is on its way through which stage."""
+
+    stage = microbatch = 0
+
+    def begin(self, action: Action) -> None:
+        self.stage, self.microbatch = action.stage, action.microbatch
+
+    def end(self) -> None:
+        pass
+
+
+def find_first(
+    model: nn.Module, passes: Passes, gradients: Gradients, batches: Sequence[Batch]
+) -> tuple[Place | None, Place | None]:
     """Runs forward and backward again and watches every module's output and its gradient.
 
     The gradients of the step itself are sums over ranks already and cannot say where a value came from. Every rank must
-    call this at once: a sharded model communicates as it goes.
+    call this at once: a model that is spread communicates as it goes.
 
     Args:
-        model: the model.
-        gradients: of the model; they are run as in a step.
+        model: the model, or this rank's stages of it.
+        passes: that the step takes through it.
+        gradients: of the model.
         batches: this rank's micro-batches of the step.
 
     Returns:
         The first module whose output is not finite, and the first, from the loss backwards, where the gradient of the
         output is not; each None where all are finite. The gradients are garbage afterwards.
     """
-    forward: list[str] = []
-    backward: list[str] = []
-    index = 0
+    forward: list[Place] = []
+    backward: list[Place] = []
+    where = _Where()
 
     def watch(name: str):
         def hook(module: nn.Module, args: object, output: object) -> None:
@@ -43,7 +64,7 @@ def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch])
                 output = output[0]
             if not isinstance(output, torch.Tensor):
                 return
-            place = f"{name or 'the loss'} (micro-batch {index})"
+            place = where.stage, f"{name or 'the loss'} (micro-batch {where.microbatch})"
             _note(forward, place, output)
             if output.requires_grad:
                 output.register_hook(lambda grad: _note(backward, place, grad))
@@ -53,16 +74,15 @@ def find_first(model: nn.Module, gradients: Gradients, batches: Sequence[Batch])
     # A parent's hook runs after its children's, so that the first to speak is the innermost module.
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     try:
-        gradients.set_sync(False)
-        for index, batch in enumerate(batches):  # noqa: B007 (the hooks read it)
-            model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT).backward()
+        passes.forward_backward(batches, 1, watch=where)
+        gradients.finish()
     finally:
         for handle in handles:
             handle.remove()
     return next(iter(forward), None), next(iter(backward), None)
 
 
-def _note(found: list[str], place: str, value: torch.Tensor) -> None:
+def _note(found: list[Place], place: Place, value: torch.Tensor) -> None:
     if not found and not torch.isfinite(value).all():
         found.append(place)
 
@@ -91,12 +111,16 @@ def explain(step: int, loss: float, grad_norm: float, parts: Parts, batches: Seq
         One message, the same on every rank.
     """
     parameter = find_in_gradients(parts.parameters)
-    reports = parts.world.gather_objects((*find_first(parts.model, parts.gradients, batches), parameter))
+    at_stage = None if parameter is None else (0, parameter)
+    found = find_first(parts.model, parts.passes, parts.gradients, batches)
+    reports = parts.world.gather_objects((*found, at_stage))
     head = f"step {step}: loss {loss:g}, gradient norm {grad_norm:g}; stopped before the optimizer step"
     for at, what in enumerate(("output of", "gradient of the output of", "gradient, summed over ranks, of")):
-        for rank, report in enumerate(reports):
-            if report[at] is not None:
-                return f"{head}\n  first not finite on rank {rank}: {what} {report[at]}"
+        places = [(report[at][0], rank, report[at][1]) for rank, report in enumerate(reports) if report[at]]
+        if places:
+            # What is not finite spreads along the model, and its gradient back along it.
+            _, rank, place = min(places, key=lambda each: (-each[0] if at else each[0], each[1]))
+            return f"{head}\n  first not finite on rank {rank}: {what} {place}"
     return f"{head}\n  every module's output and every gradient is finite by itself: the sum of squares overflowed"
 
 

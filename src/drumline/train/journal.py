@@ -17,6 +17,7 @@ from drumline.train.records import (
     RouterRecord,
     StartRecord,
     StepRecord,
+    TimelineRecord,
     ValidationRecord,
 )
 
@@ -28,7 +29,7 @@ _KINDS = {
     CommitRecord: "commit",
     EndRecord: "end",
 }
-_HEX = ("loss", "grad_norm")
+_HEX = ("loss", "grad_norm", "mtp_loss")
 
 
 class Journal:
@@ -46,7 +47,9 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
 
     def observe(self, record: Record) -> None:
-        """Writes one row, at once."""
+        """Writes one row, at once; a timeline has a file of its own."""
+        if isinstance(record, TimelineRecord):
+            return
         self._file.write(json.dumps(to_row(record)) + "\n")
         self._file.flush()
 
@@ -62,8 +65,8 @@ def to_row(record: Record) -> dict[str, object]:
         value = getattr(record, field.name)
         if isinstance(value, RouterRecord):
             value = {name: inner for name, inner in dataclasses.asdict(value).items() if inner is not None}
-        elif field.name == "router":
-            continue  # a dense model has none
+        elif value is None and field.name in ("router", "mtp_loss"):
+            continue  # a dense model has no router, and most predict one token
         row[field.name] = str(value) if isinstance(value, Path) else value
         if field.name in _HEX and isinstance(value, float):
             row[f"{field.name}_hex"] = value.hex()

@@ -14,13 +14,24 @@ import torch
 from drumline.checkpoint import CommitHandle, Saver
 from drumline.data import Batch
 from drumline.optimizers import learning_rate
+from drumline.parallel.pipeline import Measure, join
 from drumline.planner import flops_per_token
+from drumline.schedules import Timeline
 from drumline.train import finite
-from drumline.train.records import CommitRecord, EndRecord, Observer, Record, StartRecord, StepRecord, ValidationRecord
+from drumline.train.further import FurtherTally
+from drumline.train.records import (
+    CommitRecord,
+    EndRecord,
+    Observer,
+    Record,
+    StartRecord,
+    StepRecord,
+    TimelineRecord,
+    ValidationRecord,
+)
 from drumline.train.routing import RoutingTally
 from drumline.train.setup import Parts, commit_state
 from drumline.train.signals import StopRequest
-from drumline.train.state import buffer_pieces, model_pieces, optimizer_pieces
 from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step, validate
 
 
@@ -50,7 +61,11 @@ class Loop:
         self._saving: CommitHandle | None = None
         self._observers = observers
         self._stop = stop
-        self._routing = RoutingTally(parts.model, parts.world.sum)
+        has_own_tokens = parts.recipe.layout.sequence_parallel or parts.mesh.is_first_along("tp")
+        self._routing = RoutingTally(parts.model, parts.world.sum, counts=has_own_tokens)
+        self._further = FurtherTally(
+            parts.recipe.model.num_mtp_layers, parts.world.sum, counts=parts.mesh.is_first_along("tp")
+        )
         self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh)
         recipe = parts.recipe
         self._step_tokens = recipe.data.global_batch * recipe.data.seq_len
@@ -113,7 +128,7 @@ class Loop:
 
     def _agree(self, batches: Sequence[Batch]) -> tuple[int, bool]:
         # One small collective a step: the count of valid tokens, and whether any rank was asked to stop.
-        valid = sum(count_valid(batch) for batch in batches)
+        valid = count_valid(batches, self._parts.mesh)
         num_tokens, stopping = self._parts.world.sum([valid, int(self._stop.is_set)], torch.int64).tolist()
         return num_tokens, stopping > 0
 
@@ -124,18 +139,23 @@ class Loop:
         def check_finite(result: StepResult, batches: Sequence[Batch]) -> None:
             finite.check(self.step + 1, result.loss, result.grad_norm, parts=parts, batches=batches)
 
+        measure = self._measure() if self.step + 1 == recipe.run.timeline else None
         result = train_step(
             batches,
             num_tokens,
             lr,
-            model=parts.model,
+            passes=parts.passes,
             gradients=parts.gradients,
             optimizer=parts.optimizer,
             max_grad_norm=recipe.optimizer.max_grad_norm,
             reduce_scalars=self._reduce_scalars,
             check_finite=check_finite,
             on_routed=self._routing.add if self._routing.has_experts else None,
+            on_ahead=self._further.add,
+            watch=measure,
         )
+        if measure is not None:
+            self._emit(TimelineRecord(self.step + 1, self._timeline(measure)))
         router = self._routing.finish(with_load=_is_due(self.step + 1, recipe.metrics.expert_load_every))
         seconds = time.perf_counter() - begin
         peak = self._peak_flops
@@ -151,23 +171,33 @@ class Loop:
                 memory_bytes=peak_memory(parts.world.device),
                 step_s=seconds,
                 router=router,
+                mtp_loss=self._further.finish(num_tokens),
             )
         )
+
+    def _measure(self) -> Measure:
+        self._parts.world.barrier()  # the clocks of all ranks start here
+        return Measure(self._parts.world.device)
+
+    def _timeline(self, measure: Measure) -> Timeline:
+        parts = self._parts
+        rows = parts.world.gather_objects(measure.spans())
+        schedule = parts.recipe.layout.pp_schedule if parts.recipe.layout.pp > 1 else "one rank"
+        return join(schedule, parts.passes.placement, [rows[rank] for rank in parts.mesh.ranks_along("pp")])
 
     def _validate(self) -> None:
         if not self._parts.validation:
             return
-        loss, num_tokens = validate(self._parts.model, self._parts.validation, self._parts.world)
+        parts = self._parts
+        loss, num_tokens = validate(parts.passes, parts.model, parts.validation, parts.world, parts.mesh)
         self._emit(ValidationRecord(self.step, loss, num_tokens))
 
     def _commit(self) -> None:
         if self.step == self._committed:
             return
         parts = self._parts
-        pieces = model_pieces(parts.parameters, parts.mesh) + buffer_pieces(parts.buffers, parts.world.size)
-        pieces += optimizer_pieces(parts.parameters, parts.optimizer, parts.mesh)
         self._report_commit(wait=True)
-        self._saving = self._saver.save(self.step, pieces, commit_state(self.step, parts))
+        self._saving = self._saver.save(self.step, parts.pieces(), commit_state(self.step, parts))
         self._committed = self.step
 
     def _report_commit(self, *, wait: bool) -> None:
@@ -192,13 +222,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:
-    if device.type == "cpu":
-        return batch
-    moved = [
-        None if tensor is None else tensor.to(device, non_blocking=True)
-        for tensor in (batch.tokens_BT, batch.labels_BT, batch.starts_BT)
-    ]
-    return Batch(*moved)  # type: ignore[arg-type]
+    return batch if device.type == "cpu" else batch.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from drumline.schedules import Timeline
+
 
 @dataclass(frozen=True)
 class StartRecord:
@@ -47,6 +49,15 @@ class StepRecord:
     memory_bytes: int  # peak of rank 0: allocated on CUDA, resident on CPU
     step_s: float
     router: RouterRecord | None = None  # None for a dense model
+    mtp_loss: float | None = None  # mean over the modules of multi-token prediction; None where there are none
+
+
+@dataclass(frozen=True)
+class TimelineRecord:
+    """When each forward and backward of a step ran, on the ranks of one pipeline."""
+
+    step: int
+    timeline: Timeline
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class CommitRecord:
 
     step: int
     path: Path
-    num_bytes: int
+    num_bytes: int  # of the commit's logical tensors; 0 on ranks other than 0
     stall_s: float  # that the loop waited
 
 
@@ -76,7 +87,7 @@ class EndRecord:
     reason: str  # done, preempted, failed
 
 
-Record = StartRecord | StepRecord | ValidationRecord | CommitRecord | EndRecord
+Record = StartRecord | StepRecord | TimelineRecord | ValidationRecord | CommitRecord | EndRecord
 
 
 class Observer(Protocol):

@@ -23,7 +23,7 @@ from drumline.train.peak import find_peak
 from drumline.train.records import Observer
 from drumline.train.setup import Parts, set_up
 from drumline.train.signals import end_at_once, listen
-from drumline.train.trackers import ChromeTrace, TensorBoard, WeightsAndBiases, parse_range
+from drumline.train.trackers import ChromeTrace, TensorBoard, TimelineFile, WeightsAndBiases, parse_range
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def _make_observers(parts: Parts, folder: Path, console: Console, stack: ExitSta
         observers.append(ChromeTrace(folder, *parse_range(recipe.run.profile), parts.world.rank))
     if parts.world.is_first:
         observers += [Journal(folder, parts.first_step), ConsoleView(console, recipe.metrics.log_every)]
+        if recipe.run.timeline:
+            observers.append(TimelineFile(folder))
         if recipe.metrics.tensorboard:
             observers.append(TensorBoard(folder, parts.first_step))
         if recipe.metrics.wandb:

@@ -5,53 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from drumline import data, models, precision
-from drumline.checkpoint import Commit, DamagedCommitError, newest_commit, open_commit
+from drumline import data, models
+from drumline.checkpoint import Commit, DamagedCommitError, Piece, newest_commit, open_commit
 from drumline.comm import World
 from drumline.data import Batch, Loader
-from drumline.optimizers import build_adamw, materialize_states
-from drumline.parallel import Gradients, Mesh, build_mesh, own_gradients, parallelize
-from drumline.parallel.context import context_attend, context_groups
+from drumline.optimizers import materialize_states
+from drumline.parallel import Mesh, build_mesh, holder
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.layout import MESH_AXES
 from drumline.recipe.sections import Recipe
+from drumline.train.assemble import Assembled, Share, assemble
 from drumline.train.folder import CHECKPOINTS
 from drumline.train.resume import AnotherRunError, require_same_run
-from drumline.train.state import (
-    MODEL,
-    OPTIMIZER,
-    Buffers,
-    Parameters,
-    buffer_pieces,
-    buffers_of,
-    model_pieces,
-    optimizer_pieces,
-    parameters_of,
-)
-
-Share = Callable[[Batch], Batch]
+from drumline.train.state import MODEL, OPTIMIZER, buffer_pieces, model_pieces, optimizer_pieces
 
 
-@dataclass(frozen=True)
-class Parts:
+@dataclass(frozen=True, kw_only=True)
+class Parts(Assembled):
     """Everything that the loop works with."""
 
     recipe: Recipe
     world: World
-    mesh: Mesh
-    model: nn.Module
-    parameters: Parameters
-    buffers: Buffers
-    gradients: Gradients
-    optimizer: torch.optim.AdamW
     loader: Loader
     validation: Sequence[Sequence[Batch]]
     data_digest: str
     first_step: int
     resumed_from: Path | None
-    attention: str
 
 
 def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], None]) -> Parts:
@@ -70,47 +49,23 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         DrumlineError: data or a checkpoint cannot be used; nothing has been written.
     """
     commit = _find_commit(recipe, world, folder)
-    dtypes = precision.policy(recipe.precision)
     mesh = build_mesh(recipe.layout, world.device, world.rank)
     train_set, validation_set = _open_data(recipe, world, notify)
     _require_same_data(commit, train_set)
 
-    attend, attention = models.select(recipe.model.attention, world.device)
-    share = None
-    if recipe.layout.cp > 1:
-        groups = context_groups(mesh, recipe.layout.ulysses_degree)
-        attend, share = context_attend(recipe.layout.cp_method, groups, attend), groups.split.shard_batch
-        attention = f"attention: {recipe.layout.cp_method} over {recipe.layout.cp} ranks"
-    model = models.build(
-        recipe.model,
-        compute_dtype=dtypes.compute,
-        attend=attend,
-        loss_chunk_tokens=recipe.memory.loss_chunk_tokens,
-        num_shares=recipe.layout.cp,
-    )
-    parallelize(model, recipe, mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
-    model.to_empty(device=world.device)
-    parameters, buffers = parameters_of(model), buffers_of(model)
-    gradients = own_gradients(model, mesh)
-    optimizer = build_adamw(model, recipe.optimizer)
-    first_step = _fill(model, parameters, buffers, optimizer, mesh, commit, recipe.run.seed)
+    made = assemble(recipe, mesh, world.device)
+    first_step = _fill(made, commit, recipe.run.seed, world)
 
-    loader = _loader(train_set, recipe, mesh, world, share, first_step=first_step)
+    loader = _loader(train_set, recipe, mesh, world, made.share, first_step=first_step)
     return Parts(
+        **vars(made),
         recipe=recipe,
         world=world,
-        mesh=mesh,
-        model=model,
-        parameters=parameters,
-        buffers=buffers,
-        gradients=gradients,
-        optimizer=optimizer,
         loader=loader,
-        validation=_validation_batches(validation_set, recipe, mesh, world, share),
+        validation=_validation_batches(validation_set, recipe, mesh, world, made.share),
         data_digest=train_set.digest,
         first_step=first_step,
         resumed_from=commit.path if commit else None,
-        attention=attention,
     )
 
 
@@ -128,7 +83,8 @@ def _open_data(recipe: Recipe, world: World, notify: Callable[[str], None]) -> t
     # Rank 0 prepares what is not there yet; the others then find it.
     if not world.is_first:
         world.barrier()
-    train_set = data.open_dataset(recipe.data, recipe.run.seed, "train", notify=notify)
+    num_ahead = recipe.model.num_mtp_layers  # validation is of the next token alone
+    train_set = data.open_dataset(recipe.data, recipe.run.seed, "train", num_ahead=num_ahead, notify=notify)
     validation_set = None
     if recipe.run.validation_batches and recipe.data.validation_fraction:
         validation_set = data.open_dataset(recipe.data, recipe.run.seed, "validation")
@@ -147,33 +103,35 @@ def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
         )
 
 
-def _fill(
-    model: nn.Module,
-    parameters: Parameters,
-    buffers: Buffers,
-    optimizer: torch.optim.AdamW,
-    mesh: Mesh,
-    commit: Commit | None,
-    seed: int,
-) -> int:
+def _fill(made: Assembled, commit: Commit | None, seed: int, world: World) -> int:
     """Gives weights, buffers and optimizer states their values; returns the steps already taken."""
     if commit is None:
-        models.initialize(model, seed)
+        models.initialize(made.model, seed, holder(made.places))
         return 0
     step = commit.step
-    pieces = model_pieces(parameters, mesh)
-    for piece in buffer_pieces(buffers, mesh.layout.num_ranks):
+    pieces = model_pieces(made.parameters, made.places, made.mesh)
+    for piece in buffer_pieces(made.buffers, made.mesh):
         piece.tensor.zero_()
         if commit.has(piece.name):  # imported weights have none: the balance begins anew
             pieces.append(piece)
     if commit.has(OPTIMIZER):
-        materialize_states(optimizer, step)
-        pieces += optimizer_pieces(parameters, optimizer, mesh)
+        materialize_states(made.optimizer, step)
+        pieces += optimizer_pieces(made.parameters, made.places, made.optimizer, made.mesh)
     try:
-        commit.read_into(pieces, prefix="" if commit.has(OPTIMIZER) else MODEL)
+        prefix = "" if commit.has(OPTIMIZER) else MODEL
+        commit.read_into(pieces, prefix=prefix, elsewhere=_names_of_all_stages(pieces, made.mesh, world))
     except DamagedCommitError as error:
         raise DrumlineError(f"{error}\n  to go on from an earlier commit of the run, move this folder away") from error
     return step
+
+
+def _names_of_all_stages(pieces: Sequence[Piece], mesh: Mesh, world: World) -> set[str]:
+    if mesh.layout.pp == 1:
+        return set()
+    speaks = mesh.is_first_along(*(axis for axis in MESH_AXES if axis != "pp"))
+    return {
+        name for names in world.gather_objects([piece.name for piece in pieces] if speaks else []) for name in names
+    }
 
 
 def _loader(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,6 +12,11 @@ from drumline.data import Batch
 from drumline.models import Routed
 from drumline.optimizers import clip, local_sum_of_squares
 from drumline.parallel import Gradients, Mesh, free_gathered
+from drumline.parallel.pipeline import Watch
+from drumline.schedules import Action, Kind
+
+OnRouted = Callable[[int, Routed], None]
+OnAhead = Callable[[torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -23,18 +29,56 @@ class StepResult:
     grad_norm: float
 
 
+class Passes(Protocol):
+    """How micro-batches go through the model, forwards and backwards: one after the other, or through a pipeline."""
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank in the pipeline of each stage of the model."""
+        ...
+
+    def forward_backward(
+        self,
+        batches: Sequence[Batch],
+        num_tokens: int,
+        on_routed: OnRouted | None = None,
+        on_ahead: OnAhead | None = None,
+        watch: Watch | None = None,
+    ) -> torch.Tensor:
+        """Accumulates the gradients of all micro-batches.
+
+        Args:
+            batches: this rank's micro-batches, each [B, T].
+            num_tokens: valid tokens of the global batch.
+            on_routed: is told what each layer's router did.
+            on_ahead: is told the losses of tokens further ahead, where the batches have any. Their gradients are
+                normalized by the count of next tokens, as in DeepSeek-V3's equation 24.
+            watch: is told of each forward and backward.
+
+        Returns:
+            This rank's share of the loss, fp32 scalar on the device.
+        """
+        ...
+
+    def loss(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """This rank's share of the summed loss of micro-batches, without gradients; a scalar."""
+        ...
+
+
 def train_step(
     batches: Sequence[Batch],
     num_tokens: int,
     lr: float,
     *,
-    model: nn.Module,
+    passes: Passes,
     gradients: Gradients,
     optimizer: torch.optim.Optimizer,
     max_grad_norm: float,
     reduce_scalars: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]],
     check_finite: Callable[[StepResult, Sequence[Batch]], None],
-    on_routed: Callable[[int, Routed], None] | None = None,
+    on_routed: OnRouted | None = None,
+    on_ahead: OnAhead | None = None,
+    watch: Watch | None = None,
 ) -> StepResult:
     """Trains on this rank's micro-batches of one global batch.
 
@@ -43,20 +87,23 @@ def train_step(
         num_tokens: valid tokens of the *global* batch: the loss is normalized by it, so that uneven micro-batches
             weigh right.
         lr: learning rate of this step.
-        model: gives the sum of the cross-entropy over valid tokens.
+        passes: takes the micro-batches through the model.
         gradients: brings the gradients to their sum over the data-parallel ranks.
         optimizer: steps on the clipped gradients.
         max_grad_norm: clip to this; 0: never.
         reduce_scalars: this rank's loss and sum of squared gradients -> the global loss and the global sum of squares.
         check_finite: raises where the result is not finite, before any weight has moved.
         on_routed: is told what each layer's router did; None: the model is dense.
+        on_ahead: is told the losses of tokens further ahead, where the batches have any.
+        watch: is told of each forward and backward.
 
     Returns:
         Loss and gradient norm.
     """
     gradients.zero_grad()
-    loss = forward_backward(model, batches, num_tokens, gradients, on_routed)
-    loss_sum, square_sum = reduce_scalars(loss, local_sum_of_squares(gradients.local()))
+    loss = passes.forward_backward(batches, num_tokens, on_routed, on_ahead, watch)
+    gradients.finish()
+    loss_sum, square_sum = reduce_scalars(loss, local_sum_of_squares(gradients.counted()))
     result = StepResult(loss_sum, square_sum**0.5)
     # Reading the two scalars here makes the host wait once a step: weights must not move on a result that is not
     # finite.
@@ -68,77 +115,97 @@ def train_step(
     return result
 
 
-def forward_backward(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    num_tokens: int,
-    gradients: Gradients,
-    on_routed: Callable[[int, Routed], None] | None = None,
-) -> torch.Tensor:
-    """Accumulates the gradients of all micro-batches.
+@dataclass(frozen=True)
+class InTurn:
+    """Takes each micro-batch forwards and backwards before the next.
 
-    Args:
-        model: gives the sum of the cross-entropy.
-        batches: this rank's micro-batches, each [B, T].
-        num_tokens: valid tokens of the global batch.
+    Attributes:
+        model: gives the sum of the cross-entropy over valid tokens.
         gradients: told which backward is the step's last.
-        on_routed: is told what each layer's router did.
-
-    Returns:
-        This rank's share of the loss, fp32 scalar on the device.
+        placement: one stage, on one rank.
     """
-    total = torch.zeros((), device=batches[0].tokens_BT.device)
-    options = {} if on_routed is None else {"on_routed": on_routed}
-    for index, batch in enumerate(batches):
-        gradients.set_sync(index == len(batches) - 1)
-        loss = model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT, **options)
-        loss = loss / max(1, num_tokens)
-        loss.backward()
-        total += loss.detach()
-    gradients.finish()
-    return total
+
+    model: nn.Module
+    gradients: Gradients
+    placement: tuple[int, ...] = (0,)
+
+    def forward_backward(
+        self,
+        batches: Sequence[Batch],
+        num_tokens: int,
+        on_routed: OnRouted | None = None,
+        on_ahead: OnAhead | None = None,
+        watch: Watch | None = None,
+    ) -> torch.Tensor:
+        """As `Passes`."""
+        total = torch.zeros((), device=batches[0].tokens_BT.device)
+        options: dict[str, Any] = {} if on_routed is None else {"on_routed": on_routed}
+        for index, batch in enumerate(batches):
+            self.gradients.set_sync(index == len(batches) - 1)
+            if batch.ahead:
+                options |= {"ahead": batch.ahead, "on_ahead": on_ahead}
+            if watch is not None:
+                watch.begin(Action(0, Kind.FORWARD, index))
+            loss = self.model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT, **options)
+            loss = loss / max(1, num_tokens)
+            if watch is not None:
+                watch.end()
+                watch.begin(Action(0, Kind.BACKWARD, index))
+            loss.backward()
+            if watch is not None:
+                watch.end()
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def loss(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """As `Passes`."""
+        losses = (
+            self.model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT) for batch in batches
+        )
+        return torch.stack(list(losses)).double().sum()
 
 
 def make_reduce_scalars(world: World, mesh: Mesh) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
     """Makes the function that joins the ranks' losses and squared gradients.
 
-    Every rank's loss is its own share. A sum of squares is a share only where parameters are sharded, along fsdp and
-    the cp that goes with it: replicas along dp hold the same gradients, so that adding over all ranks counts each dp
-    times; dividing by a whole number that is the same everywhere keeps ranks equal.
+    Every rank's loss is its own share, but for ranks that share out the computation of the same tokens: the first of
+    them speaks. Squares are of the gradients that a rank counts, each of which only one rank does.
     """
 
     def reduce(loss: torch.Tensor, squares: torch.Tensor) -> tuple[float, float]:
-        copies = mesh.layout.dp
-        if mesh.layout.fsdp == 1:  # gradients are whole on each rank already: no division, no rounding
-            return float(world.sum(loss.double().reshape(1))[0]), float(squares)
-        both = world.sum(torch.stack([loss.double(), squares.double()])).tolist()
-        return both[0], both[1] / copies
+        share = loss.double() * mesh.is_first_along("tp")
+        both = world.sum(torch.stack([share, squares.double().to(loss.device)])).tolist()
+        return both[0], both[1]
 
     return reduce
 
 
 @torch.no_grad()
-def validate(model: nn.Module, steps: Sequence[Sequence[Batch]], world: World) -> tuple[float, int]:
+def validate(
+    passes: Passes, model: nn.Module, steps: Sequence[Sequence[Batch]], world: World, mesh: Mesh
+) -> tuple[float, int]:
     """The mean loss over held-out batches.
 
     Args:
-        model: gives the sum of the cross-entropy.
+        passes: takes the micro-batches through the model.
+        model: what the passes leave gathered is freed.
         steps: this rank's micro-batches of each validation batch; the same number on every rank.
         world: over which losses and counts are summed.
+        mesh: says which ranks have the same tokens.
 
     Returns:
         Loss a token and the number of valid tokens, both over all ranks.
     """
     loss_sum, num_tokens = 0.0, 0
     for batches in steps:
-        for batch in batches:
-            loss_sum += float(model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT))
-            num_tokens += count_valid(batch)
+        loss_sum += float(passes.loss(batches))
+        num_tokens += count_valid(batches, mesh)
     free_gathered(model)
-    total, count = world.sum([loss_sum, num_tokens]).tolist()
+    total, count = world.sum([loss_sum * mesh.is_first_along("tp"), num_tokens]).tolist()
     return total / max(1.0, count), int(count)
 
 
-def count_valid(batch: Batch) -> int:
-    """Tokens of a micro-batch whose label counts."""
-    return int((batch.labels_BT >= 0).sum())
+def count_valid(batches: Sequence[Batch], mesh: Mesh) -> int:
+    """Tokens whose label counts, on the first of the ranks that have the same tokens; 0 on the others."""
+    return sum(int((batch.labels_BT >= 0).sum()) for batch in batches) if mesh.is_first_along("tp", "pp") else 0

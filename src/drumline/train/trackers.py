@@ -1,4 +1,4 @@
-"""Optional observers: TensorBoard, Weights & Biases, and a Chrome trace of chosen steps."""
+"""Optional observers: TensorBoard, Weights & Biases, a Chrome trace of chosen steps, a timed step of a pipeline."""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,17 @@ from typing import Any
 import torch
 
 from drumline.recipe.errors import DrumlineError
-from drumline.train.records import Record, RouterRecord, StartRecord, StepRecord, ValidationRecord
+from drumline.schedules import timeline_to_json
+from drumline.train.records import (
+    Record,
+    RouterRecord,
+    StartRecord,
+    StepRecord,
+    TimelineRecord,
+    ValidationRecord,
+)
 
-_SCALARS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "memory_bytes", "step_s")
+_SCALARS = ("loss", "mtp_loss", "grad_norm", "lr", "tokens_per_s", "mfu", "memory_bytes", "step_s")
 
 
 class MissingExtraError(DrumlineError):
@@ -131,6 +139,25 @@ class ChromeTrace:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._profiler.export_chrome_trace(str(self._path))
             self._profiler = None
+
+
+class TimelineFile:
+    """Writes a timed step into `<run>/pipeline.json`, which `drumline simulate schedule --measured` draws.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._path = run_dir / "pipeline.json"
+
+    def observe(self, record: Record) -> None:
+        """Writes a timeline."""
+        if isinstance(record, TimelineRecord):
+            self._path.write_text(timeline_to_json(record.timeline), encoding="utf-8")
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def parse_range(text: str) -> tuple[int, int]:

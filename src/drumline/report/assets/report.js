@@ -18,7 +18,8 @@
   function trace(series, chart) {
     const isSecond = series.kind === "validation" || series.kind === "stall";
     const isMarked = isSecond || series.y.length < 30;
-    const names = [data.runs.length > 1 ? data.runs[series.run].name : "", KINDS[series.kind]].filter(Boolean);
+    const names = [data.runs.length > 1 ? data.runs[series.run].name : "", series.name ?? KINDS[series.kind]].filter(Boolean);
+    const paint = series.hue === undefined ? color(series.run, isSecond) : COLORS[theme()][series.hue % 8];
     const alone = series.kind === "smooth" ? "smoothed" : chart.key === "loss" && series.kind === "line" ? "training" : "each step";
     return {
       type: "scatter",
@@ -31,8 +32,8 @@
       x: series[choice.over],
       y: series.y,
       connectgaps: false,
-      line: { color: color(series.run, isSecond), width: series.kind === "raw" ? 1 : 2, dash: isSecond && data.runs.length > 1 ? "dot" : "solid" },
-      marker: { color: color(series.run, isSecond), size: series.kind === "stall" ? 6 : 7, symbol: isSecond ? "diamond" : "circle" },
+      line: { color: paint, width: series.kind === "raw" ? 1 : 2, dash: isSecond && data.runs.length > 1 ? "dot" : "solid" },
+      marker: { color: paint, size: series.kind === "stall" ? 6 : 7, symbol: isSecond ? "diamond" : "circle" },
       hovertemplate: `%{y:${chart.hoverformat}}${chart.suffix}`,
     };
   }
