@@ -38,6 +38,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "train": Entry("drumline.cli.train:train", "Train a recipe, on one rank or many, and go on where it stopped."),
+    "verify": Entry("drumline.cli.verify:verify", "Prove that layouts compute what one device computes."),
     "recipe": Entry("drumline.cli.recipe:recipe", "List, show, validate and compare recipes."),
     "data": Entry("drumline.cli.data:data", "Turn text into token shards, and look into them."),
     "checkpoint": Entry(

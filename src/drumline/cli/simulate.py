@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drumline.cli.durations import read_durations
 from drumline.cli.environment import terminal
 from drumline.cli.output import print_json, print_table
 from drumline.recipe.errors import DrumlineError
 
 if TYPE_CHECKING:
-    from drumline.schedules import Action, Durations, Schedule, Timeline
+    from drumline.schedules import Action, Schedule, Timeline
 
 simulate = typer.Typer(
     help="Simulate pipeline schedules.", rich_markup_mode=None, no_args_is_help=True, add_completion=False
@@ -30,14 +31,14 @@ def _simulate() -> None:
 @simulate.command("schedule")
 def simulate_schedule(
     name: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--schedule",
             metavar="NAME|FILE",
             help="gpipe, 1f1b, interleaved-1f1b, zb-h1, interleaved-zero-bubble, zbv, dualpipev, "
             "all (compares them), or a CSV file in the form of torch.distributed.pipelining.",
         ),
-    ],
+    ] = None,
     pp: Annotated[int | None, typer.Option(min=1, help="Ranks of the pipeline. A file has its own.")] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, help="Micro-batches a step. A file has its own.")] = None,
     virtual: Annotated[
@@ -59,6 +60,14 @@ def simulate_schedule(
         str | None, typer.Option("--weight", help="The backward's part for the weights.", show_default="the rest of it")
     ] = None,
     latency: Annotated[float, typer.Option(help="Time for a result to reach another rank.")] = 0.0,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A step that a run timed (run.timeline; RUN/pipeline.json): draws it above the simulation of its own "
+            "schedule with its own durations.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the timeline to x.svg or x.html, or the schedule to x.csv.")
     ] = None,
@@ -73,12 +82,19 @@ def simulate_schedule(
 
     if out and out.suffix not in _FORMS:
         raise DrumlineError(f"--out {out} ends with {out.suffix!r}; it can be written as {', '.join(_FORMS)}")
+    if measured is not None:
+        if name is not None:
+            raise DrumlineError("--measured FILE has its own schedule: leave --schedule out")
+        _show_measured(measured, latency, out, as_json)
+        return
+    if name is None:
+        raise DrumlineError("give --schedule NAME|FILE, such as --schedule 1f1b, or --measured FILE")
     times = (forward, backward, input_gradient, weight_gradient, latency)
     if name == "all":
         if out or virtual:
             raise DrumlineError("--schedule all takes neither --out nor --virtual; name one schedule")
         made = [_find(each, pp, microbatches, None) for each in SCHEDULES]
-        _compare([_summary(each, find_timeline(each, _durations(each, *times))) for each in made], as_json)
+        _compare([_summary(each, find_timeline(each, read_durations(each, *times))) for each in made], as_json)
         return
     schedule = _find(name, pp, microbatches, virtual)
     if found := faults(schedule):
@@ -87,7 +103,7 @@ def simulate_schedule(
             print_json({**_facts(schedule), "faults": listed})
             raise typer.Exit(1)
         raise ScheduleError(schedule.name, found)
-    timeline = find_timeline(schedule, _durations(schedule, *times))
+    timeline = find_timeline(schedule, read_durations(schedule, *times))
     if out:
         _write(out, schedule, timeline)
     if as_json:
@@ -96,6 +112,46 @@ def simulate_schedule(
         print_json({**_summary(schedule, timeline), "order": order, "spans": spans, "faults": []})
         return
     _print(schedule, timeline)
+    if out:
+        typer.echo(f"{out}")
+
+
+def _show_measured(path: Path, latency: float, out: Path | None, as_json: bool) -> None:
+    """A measured step above its simulation."""
+    from dataclasses import replace
+
+    from drumline.schedules import (
+        draw_html,
+        draw_text,
+        draw_together,
+        mean_durations,
+        read_timeline,
+        schedule_of,
+        to_csv,
+    )
+    from drumline.schedules import simulate as find_timeline
+
+    real = read_timeline(path)
+    schedule = schedule_of(real)
+    simulated = find_timeline(schedule, replace(mean_durations(real), latency=latency))
+    pictures = [(real, f"measured, {_title(schedule, real)}"), (simulated, f"simulated, {_title(schedule, simulated)}")]
+    if out:
+        together = draw_together(pictures)
+        text = {
+            ".svg": lambda: together,
+            ".html": lambda: draw_html(real, pictures[0][1], _peak_microbatches(schedule), together),
+            ".csv": lambda: to_csv(schedule),
+        }[out.suffix]()
+        _write_text(out, text)
+    if as_json:
+        print_json({"measured": _summary(schedule, real), "simulated": _summary(schedule, simulated)})
+        return
+    # One scale for both: the shorter one leaves the rest of its line empty.
+    width = shutil.get_terminal_size((100, 24)).columns
+    longest = max(timeline.makespan for timeline, _ in pictures)
+    for timeline, title in pictures:
+        typer.echo(title)
+        typer.echo(draw_text(timeline, max(20, round(width * timeline.makespan / longest))))
     if out:
         typer.echo(f"{out}")
 
@@ -121,49 +177,6 @@ def _find(name: str, pp: int | None, microbatches: int | None, virtual: int | No
         )
         raise DrumlineError(f"{name} needs {missing}, such as --pp 4 --microbatches 8")
     return generate(name, pp, microbatches, virtual)
-
-
-def _durations(
-    schedule: "Schedule",
-    forward: str,
-    backward: str | None,
-    input_gradient: str | None,
-    weight_gradient: str | None,
-    latency: float,
-) -> "Durations":
-    from drumline.schedules import Durations, Kind
-
-    def read(option: str, text: str | None) -> list[float] | None:
-        return None if text is None else _times(option, text, schedule)
-
-    whole, first, second = (
-        read("--backward", backward), read("--input", input_gradient), read("--weight", weight_gradient)
-    )  # fmt: skip
-    if whole is None:
-        both = None if first is None or second is None else [a + b for a, b in zip(first, second, strict=True)]
-        whole = both or _times("--backward", "2", schedule)
-    if first is None:
-        first = [a / 2 if second is None else a - b for a, b in zip(whole, second or whole, strict=True)]
-    if second is None:
-        second = [a - b for a, b in zip(whole, first, strict=True)]
-    if min(whole) >= 0 and min(*first, *second) < 0:
-        raise DrumlineError("--input and --weight are parts of --backward: neither may be negative or more than it")
-    forwards = _times("--forward", forward, schedule)
-    times = {Kind.FORWARD: forwards, Kind.BACKWARD: whole, Kind.INPUT: first, Kind.WEIGHT: second}
-    return Durations(times, latency)
-
-
-def _times(option: str, text: str, schedule: "Schedule") -> list[float]:
-    """Reads one time for all ranks, which a rank's stages share, or one for each stage."""
-    try:
-        times = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise DrumlineError(f"{option} {text!r} is neither a number nor numbers with commas between") from error
-    if len(times) == 1:
-        return [times[0] / len(schedule.stages_of(rank)) for rank in schedule.placement]
-    if len(times) != schedule.num_stages:
-        raise DrumlineError(f"{option} has {len(times)} times, but {schedule.name} has {schedule.num_stages} stages")
-    return times
 
 
 def _facts(schedule: "Schedule") -> dict[str, Any]:
@@ -218,6 +231,10 @@ def _write(path: Path, schedule: "Schedule", timeline: "Timeline") -> None:
         ".html": lambda: draw_html(timeline, title, _peak_microbatches(schedule)),
         ".csv": lambda: to_csv(schedule),
     }[path.suffix]()
+    _write_text(path, text)
+
+
+def _write_text(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

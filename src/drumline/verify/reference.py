@@ -1,0 +1,172 @@
+"""What one device computes: in fp64, which is taken for the truth, and in the candidate's precision, which says how far
+rounding alone goes from it.
+
+    loss = sum over all tokens of the global batch of -log p(label) / number of labels that count
+
+The model is the plain decoder with torch's SDPA and the logits of all tokens at once; gradients are autograd's, the
+norm the root of the sum of all squares, AdamW the formula. Nothing of the training step, of its reductions or of the
+own kernels takes part in fp64. Rotary tables are fp32 here too: they are inputs.
+Source of AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from drumline import models
+from drumline.models import Attend, Routed, update_balance
+from drumline.models.attention import SdpaAttend
+from drumline.models.decoder import Decoder
+from drumline.models.moe import MixtureOfExperts
+from drumline.recipe.sections import Optimizer, Recipe
+from drumline.verify.candidate import NUM_STEPS, rows_of
+from drumline.verify.recorded import GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, Part, join, key, read, scalar, write
+from drumline.verify.start import fill
+from drumline.verify.watch import ForwardWatch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One device.
+
+    Attributes:
+        exact: in fp64, by key.
+        ordinary: in the candidate's precision, each as one device might compute it.
+    """
+
+    exact: Tensors
+    ordinary: tuple[Tensors, ...]
+
+
+def write_reference(recipe: Recipe, folder: Path) -> None:
+    """Computes a reference and writes it into `folder`, to be read by `read_reference`."""
+    write(_one_device(recipe, torch.float64, recipe.data.global_batch, SdpaAttend()), folder / "exact.safetensors")
+    for index, parts in enumerate(ordinary(recipe)):
+        write(parts, folder / f"ordinary-{index}.safetensors")
+
+
+def read_reference(folder: Path) -> Reference:
+    """Reads what `write_reference` wrote."""
+    exact, *others = (
+        {part.key: part.tensor for part in read(path)}
+        for path in (folder / "exact.safetensors", *sorted(folder.glob("ordinary-*.safetensors")))
+    )
+    return Reference(exact, tuple(others))
+
+
+def ordinary(recipe: Recipe) -> list[list[Part]]:
+    """The ways in which one device may round: the batch at once or row by row, torch's attention or the recipe's.
+
+    One of them may hit the truth by luck, in a small tensor; all of them hardly do.
+    """
+    dtype, rows = DTYPES[recipe.precision.compute], recipe.data.global_batch
+    own, _ = models.select(recipe.model.attention, "cpu")
+    ways = ((rows, SdpaAttend()), (1, SdpaAttend()), (max(1, rows // 4), own))
+    return [_one_device(recipe, dtype, num_rows, attend) for num_rows, attend in ways]
+
+
+def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Attend) -> list[Part]:
+    """Three steps, some rows at a time."""
+    model = models.build(recipe.model, compute_dtype=compute, attend=attend, cross_entropy=_cross_entropy)
+    model.to_empty(device="cpu")
+    fill(model, recipe.run.seed)
+    if compute == torch.float64:
+        model.double()
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    adamw = _AdamW(recipe.optimizer, named)
+    parts = _whole(0, INIT, {**named, **dict(model.named_buffers())})
+    for step in range(1, NUM_STEPS + 1):
+        numbers_BT = torch.arange(recipe.data.global_batch * recipe.data.seq_len).view(-1, recipe.data.seq_len)
+        watch = ForwardWatch(model, numbers_BT.split(num_rows) if step == 1 else (), numbers_BT.numel())
+        loss, counts = _forward_backward(recipe, model, step, num_rows)
+        parts += _join(watch.stop())
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()}
+        norm = float(sum(grad.double().square().sum() for grad in grads.values())) ** 0.5
+        parts += [scalar(key(step, LOSS), loss), scalar(key(step, NORM), norm)]
+        parts += _whole(step, GRADIENT, grads)
+        parts += _whole(step, ROUTING, {f"layers.{layer}": count for layer, count in counts.items()})
+        adamw.step(grads, min(1.0, recipe.optimizer.max_grad_norm / norm) if recipe.optimizer.max_grad_norm else 1.0)
+        blocks: list[Any] = [*model.layers, *(module.block for module in model.mtp)]
+        experts = {index: block.mlp for index, block in enumerate(blocks)}
+        update_balance({i: mlp for i, mlp in experts.items() if isinstance(mlp, MixtureOfExperts)}, counts)
+        parts += _whole(step, WEIGHT, {**named, **dict(model.named_buffers())})
+        model.zero_grad()
+    return parts
+
+
+def _forward_backward(
+    recipe: Recipe, model: Decoder, step: int, num_rows: int
+) -> tuple[float, dict[int, torch.Tensor]]:
+    batch = recipe.data.global_batch
+    rows = rows_of(recipe).rows(np.arange((step - 1) * batch, step * batch))
+    tokens, labels = torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT)
+    starts = torch.from_numpy(rows.starts_BT) if recipe.data.document_mask else None
+    ahead = [(torch.from_numpy(further), torch.from_numpy(after)) for further, after in rows.ahead]
+    num_tokens = int((labels >= 0).sum())
+    total, counts = 0.0, dict[int, torch.Tensor]()
+
+    def on_routed(layer: int, routed: Routed) -> None:
+        counts[layer] = counts.get(layer, 0) + routed.counts_E
+
+    for at in range(0, batch, num_rows):
+        some = slice(at, at + num_rows)
+        loss = model(
+            tokens[some],
+            starts_BT=None if starts is None else starts[some],
+            labels_BT=labels[some],
+            ahead=[(further[some], after[some]) for further, after in ahead],
+            on_routed=on_routed,
+        )
+        loss = loss / num_tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total, counts
+
+
+def _cross_entropy(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    logits_NV = hidden_ND @ weight_VD.to(hidden_ND.dtype).t()
+    wide = torch.promote_types(logits_NV.dtype, torch.float32)
+    return F.cross_entropy(logits_NV.to(wide), labels_N, reduction="sum", ignore_index=-100)
+
+
+def _join(parts: list[Part]) -> list[Part]:
+    """Each module's parts as one."""
+    tensors = join([parts]).tensors
+    return [Part(name, tuple(tensor.shape), tensor, (0,) * tensor.ndim) for name, tensor in tensors.items()]
+
+
+def _whole(step: int, kind: str, tensors: Tensors) -> list[Part]:
+    return [
+        Part(key(step, kind, name), tuple(tensor.shape), tensor.detach().clone(), (0,) * tensor.ndim)
+        for name, tensor in tensors.items()
+    ]
+
+
+class _AdamW:
+    """m, v and the step, in the dtype of the weights; matrices decay, vectors do not."""
+
+    def __init__(self, section: Optimizer, weights: Tensors):
+        self._section, self._weights, self._count = section, weights, 0
+        self._moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
+
+    @torch.no_grad()
+    def step(self, grads: Tensors, factor: float) -> None:
+        """Moves the weights by gradients that are scaled by `factor` first."""
+        self._count += 1
+        o, n = self._section, self._count
+        for name, weight in self._weights.items():
+            grad, (m, v) = grads[name] * factor, self._moments[name]
+            m.copy_(o.beta1 * m + (1 - o.beta1) * grad)
+            v.copy_(o.beta2 * v + (1 - o.beta2) * grad * grad)
+            if weight.ndim >= 2:
+                weight.mul_(1 - o.lr * o.weight_decay)
+            m_hat, v_hat = m / (1 - o.beta1**n), v / (1 - o.beta2**n)
+            weight.sub_(o.lr * m_hat / (v_hat.sqrt() + o.eps))
