@@ -27,7 +27,9 @@ class Section:
 
 
 def on_ranks(num_ranks: int, body: Callable[..., Any], *arguments: object) -> Any:
-    """Runs a module's function on freshly started ranks that have one thread each and meet through gloo.
+    """Runs a module's function on ranks that have one thread each and meet through gloo.
+
+    They are forked from a server that has imported torch, so that only the first ranks wait for that.
 
     Args:
         num_ranks: how many.
@@ -40,7 +42,8 @@ def on_ranks(num_ranks: int, body: Callable[..., Any], *arguments: object) -> An
     # A thread that spins while it waits would take the core of another rank.
     os.environ["OMP_WAIT_POLICY"] = "passive"
     with tempfile.TemporaryDirectory(prefix="drumline-bench-") as folder:
-        mp.spawn(_rank, (num_ranks, folder, body, arguments), nprocs=num_ranks)
+        mp.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor"])
+        mp.start_processes(_rank, (num_ranks, folder, body, arguments), nprocs=num_ranks, start_method="forkserver")
         return json.loads(Path(folder, "result").read_text())
 
 

@@ -59,6 +59,24 @@ def test_text_that_drifted_is_noticed_and_numbers_where_the_block_is_exact(tmp_p
             check_block(block, made)
 
 
+@pytest.mark.parametrize(
+    ("shown", "passes"),
+    [
+        ("yes  2.25  3/weight/output.weight    equal", True),
+        ("NO   2.25  3/weight/output.weight    equal", False),
+        ("yes  2.25  3/weight/output.weight    DIFFER", False),
+    ],
+)
+def test_which_tensor_rounding_moves_most_may_differ_and_no_other_word_of_a_verdict(shown, passes):
+    made = "yes  1.25  1/gradient/norm.weight  equal\n"
+    (block,) = read_blocks(f"```console\n{shown}\n```\n")
+    if passes:
+        check_block(block, made)
+    else:
+        with pytest.raises(DocumentationError, match="make docs"):
+            check_block(block, made)
+
+
 @pytest.mark.parametrize(("command", "code"), [("exit 1", 0), ("true", 2), ("no-such-command", 0)])
 def test_another_exit_code_than_the_block_says_is_noticed(tmp_path, command, code):
     block = read_blocks(f"<!-- docs: exit={code} -->\n```bash\n{command}\n```\n")[0]
