@@ -54,6 +54,16 @@ def test_a_rank_that_a_signal_ends_is_named_before_peers_that_lost_it(name):
     assert failures[0] == f"rank 1 was ended by {name}"
 
 
+def test_a_rank_that_aborts_is_named_with_the_end_of_its_log(tmp_path):
+    def abort():
+        os.write(2, b"what a library has to say\n")
+        os.abort()
+
+    first, *_ = ForkedRanks(2, rank_one(abort), 60.0, log_dir=tmp_path).wait()
+    assert first.startswith("rank 1 was ended by SIGABRT\n  what a library has to say\n")
+    assert "in abort" in first
+
+
 def test_a_rank_that_leaves_without_a_word_is_named_with_its_code():
     assert failures_of(lambda: os._exit(7))[0] == "rank 1 ended with code 7"
 

@@ -5,6 +5,7 @@ through a FileStore over gloo. What `drumline train` starts is another matter: `
 restarts.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -27,6 +28,9 @@ from drumline.comm.environment import export
 GRACE_S = 5.0
 """How long the others may go on once a rank has failed: long enough to say what they saw."""
 
+NUM_LAST_LINES = 100
+"""Of what a rank wrote to stderr, where it died without a word of Python: libraries say there why they abort."""
+
 
 class ForkedRanks:
     """Ranks that run a function, each in its own process. The parent must have one thread of computation.
@@ -47,6 +51,7 @@ class ForkedRanks:
         self._meeting = tempfile.TemporaryDirectory()
         self._folder = Path(self._meeting.name)
         self._deadline = time.monotonic() + timeout_s
+        self._log_dir = log_dir
         self._pids: dict[int, int] = {}
         self._endings: dict[int, str] = {}
         self._killed: list[str] = []
@@ -68,7 +73,7 @@ class ForkedRanks:
             if done:
                 rank = self._pids.pop(pid)
                 if status:
-                    self._endings[rank] = _ending(rank, os.waitstatus_to_exitcode(status))
+                    self._endings[rank] = _ending(rank, os.waitstatus_to_exitcode(status)) + self._last_words(rank)
                     self._deadline = min(self._deadline, time.monotonic() + GRACE_S)
         if self._pids and time.monotonic() > self._deadline:
             self.kill()
@@ -85,6 +90,13 @@ class ForkedRanks:
         told = {int(path.name.rsplit("-", 1)[1]): path.read_text() for path in sorted(self._folder.glob("failure-*"))}
         silent = [text for rank, text in self._endings.items() if rank not in told]
         return [*silent, *told.values(), *self._killed]
+
+    def _last_words(self, rank: int) -> str:
+        log = self._log_dir / f"rank-{rank}.log" if self._log_dir is not None else None
+        lines = (
+            log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:] if log is not None and log.exists() else []
+        )
+        return "".join(f"\n  {line}" for line in lines)
 
     def wait(self) -> list[str]:
         """Waits for all ranks; returns the failures."""
@@ -115,6 +127,7 @@ def _run_one(
         if log_dir is not None:
             log = os.open(log_dir / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(log, 2)
+            faulthandler.enable(2)
         export({"RANK": str(rank), "LOCAL_RANK": str(rank)})
         export({"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)})
         store = FileStore(str(folder / "store"), num_ranks)

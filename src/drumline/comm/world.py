@@ -140,7 +140,9 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
 def longest_wait() -> timedelta:
     """How long the ranks of the joined world wait for one another; groups of them should wait as long."""
     group = dist.distributed_c10d._get_default_group()
-    return group._get_backend(group._device_types[0]).options._timeout
+    options = group._get_backend(group._device_types[0]).options
+    # torch's fake backend, which plays one rank of many, has no options.
+    return options._timeout if options is not None else dist.distributed_c10d.default_pg_timeout
 
 
 def leave() -> None:

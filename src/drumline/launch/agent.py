@@ -49,6 +49,7 @@ class RankAgent(SimpleElasticAgent):
         interrupts: the signals that the launcher has got.
         timeout_s: how long ranks may go on after one of them has finished, seconds.
         grace_s: how long ranks may take to commit and end after a signal, seconds.
+        serve_store: called once the ranks have been started; opens the store that they meet through.
         on_failure: called with all exits and the number of the attempt, before a restart or the end.
     """
 
@@ -66,6 +67,7 @@ class RankAgent(SimpleElasticAgent):
         interrupts: Interrupts,
         timeout_s: float,
         grace_s: float,
+        serve_store: Callable[[], None],
         on_failure: Callable[[list[RankExit], int, bool], None],
     ):
         super().__init__(spec)
@@ -79,6 +81,7 @@ class RankAgent(SimpleElasticAgent):
         self._interrupts = interrupts
         self._timeout_s = timeout_s
         self._grace_s = grace_s
+        self._serve_store = serve_store
         self._on_failure = on_failure
         self._processes: dict[int, BaseProcess] = {}
         self.exits: dict[int, RankExit] = {}
@@ -100,12 +103,13 @@ class RankAgent(SimpleElasticAgent):
                 spec.report.unlink(missing_ok=True)
                 process = context.Process(target=run_rank, args=(self._entry, spec), name=f"rank-{worker.global_rank}")
                 with warnings.catch_warnings():
-                    # Newer Pythons warn of a fork beside any thread; the store's holds no lock that a rank needs.
+                    # Newer Pythons warn of a fork beside any thread, such as the idle ones of a BLAS.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
                 self._processes[worker.global_rank] = process
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._serve_store()
         self._console.start()
         self._interrupts.restart_clock()
         return {worker.local_rank: self._processes[worker.global_rank].pid for worker in worker_group.workers}

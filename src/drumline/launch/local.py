@@ -128,12 +128,13 @@ class _Launch:
         # torch's agent logs what is said better here.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         console = Console(self._logs[0], self._folder)
+        rendezvous = LocalRendezvous(port, timeout_s)
         try:
             agent = RankAgent(
                 WorkerSpec(
                     role="train",
                     local_world_size=self._nproc,
-                    rdzv_handler=LocalRendezvous(port, timeout_s),
+                    rdzv_handler=rendezvous,
                     entrypoint="rank",  # a name for torch's events; the agent holds the callable
                     max_restarts=max_restarts,
                     monitor_interval=0.001,  # the agent waits for the ends of ranks itself
@@ -148,6 +149,7 @@ class _Launch:
                 interrupts=self._interrupts,
                 timeout_s=timeout_s,
                 grace_s=grace_s,
+                serve_store=rendezvous.serve,
                 on_failure=self._report,
             )
             agent.run()

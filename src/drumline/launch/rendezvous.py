@@ -1,12 +1,17 @@
 """Where the ranks of one machine meet: a store on the loopback, served by the launcher.
 
 The launcher hosts the store, so no port is looked up, let go and hoped to be still free when rank 0 binds it. Each
-attempt gets a new store on a new port: a restarted rank cannot dial the address that a dead one left behind.
+attempt gets a new store: a restarted rank cannot dial the address that a dead one left behind.
+
+The port is there before the ranks, the store only after them. A store has a thread, and a rank that is forked while
+that thread holds a lock waits for ever once it needs the same lock (six of 400 launches of four ranks did).
 """
 
+import errno
+import socket
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import DistError, HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from drumline.launch.detect import LaunchError
@@ -25,6 +30,7 @@ class LocalRendezvous(RendezvousHandler):
     def __init__(self, port: int, timeout_s: float):
         self._port = port
         self._timeout = timedelta(seconds=timeout_s)
+        self._listener: socket.socket | None = None
         self._store: TCPStore | None = None
 
     @property
@@ -37,20 +43,40 @@ class LocalRendezvous(RendezvousHandler):
         return "drumline-local"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Opens the store of the next attempt.
+        """Takes the port of the next attempt. Ranks may dial it at once; `serve` answers them.
 
         Returns:
-            The store and its address.
+            The address, and a store for the agent itself, which has no other agent to talk to.
 
         Raises:
             LaunchError: the port is in use or may not be used.
         """
-        # A fixed port cannot be bound again while the old store lives, so that one is kept; ranks prefix their keys by
-        # attempt.
-        if self._store is None or self._port == 0:
-            self._store = self._open()
-        store = PrefixStore("agent", self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._store.port))
+        self.shutdown()
+        self._listener = self._listen()
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._listener.getsockname()[1]))
+
+    def serve(self) -> None:
+        """Opens the store at the port that was taken. To be called once the ranks have been started.
+
+        Raises:
+            LaunchError: torch would not open it.
+        """
+        assert self._listener is not None, "a port is taken before it is served"
+        port = self._listener.getsockname()[1]
+        try:
+            # The store closes the descriptor that it is given, so that Python's object must let go of it.
+            self._store = TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=self._timeout,
+                master_listen_fd=self._listener.detach(),
+            )
+        except (DistError, RuntimeError, ValueError) as error:
+            raise LaunchError(f"no store at port {port} on {LOOPBACK}: {str(error).splitlines()[0]}") from error
+        finally:
+            self._listener = None
 
     def is_closed(self) -> bool:
         """Never: it ends with the launcher."""
@@ -68,15 +94,24 @@ class LocalRendezvous(RendezvousHandler):
         return "local"
 
     def shutdown(self) -> bool:
-        """Lets go of the store."""
-        self._store = None
+        """Lets go of the store and its port."""
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = self._store = None
         return True
 
-    def _open(self) -> TCPStore:
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            return TCPStore(LOOPBACK, self._port, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        except (DistError, RuntimeError, OverflowError, ValueError, TypeError) as error:
-            reason = "is in use" if "EADDRINUSE" in str(error) else f"cannot be used ({str(error).splitlines()[0]})"
+            # What ended ranks left of the last attempt's connections must not keep its port.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((LOOPBACK, self._port))
+            listener.listen(socket.SOMAXCONN)
+        except (OSError, OverflowError, TypeError) as error:
+            listener.close()
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            reason = "is in use" if is_taken else f"cannot be used ({error})"
             raise LaunchError(
                 f"port {self._port} on {LOOPBACK} {reason}; leave the port out and a free one is taken"
             ) from error
+        return listener
