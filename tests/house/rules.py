@@ -14,7 +14,10 @@ MAX_LINES = 500
 
 # Functions that draw from, or seed, a generator that the whole process shares.
 _TORCH_DRAWS = {
+    "alpha_dropout",
     "bernoulli",
+    "dropout",
+    "feature_dropout",
     "manual_seed",
     "multinomial",
     "normal",
@@ -88,6 +91,8 @@ def _draw(call: ast.Call) -> str:
     *path, last = name.split(".") if name else ["", call.func.attr if isinstance(call.func, ast.Attribute) else ""]
     module = ".".join(path)
     if module in ("torch", "torch.cuda", "torch.random") and last in _TORCH_DRAWS | {"manual_seed_all"}:
+        return name
+    if module in ("F", "nn", "nn.functional", "torch.nn", "torch.nn.functional") and "dropout" in last.lower():
         return name
     if module in ("random", "np.random", "numpy.random") and last not in _OWN_GENERATORS:
         return name

@@ -61,3 +61,19 @@ def test_a_block_with_experts_is_one_graph_too(changes, checkpointing):
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])
 def test_a_block_compiled_by_inductor_has_the_gradients_of_eager(kind, checkpointing):
     check(kind, checkpointing, "inductor")
+
+
+def test_dropout_in_a_compiled_block_drops_what_eager_drops():
+    model = LLAMA.model_copy(update={"dropout": 0.3})
+    places_BT = 7 + torch.arange(128).view(2, 64)
+    tokens_BT = random_tokens(2, 65, model.vocab_size)
+    losses = []
+    for is_compiled in (False, True):
+        decoder = make(model)
+        torch.compiler.reset()
+        for block in decoder.layers if is_compiled else ():
+            block.compile(fullgraph=True, backend="aot_eager")
+        losses.append(float(decoder(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:], places_BT=places_BT).detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    without = float(make(model)(tokens_BT[:, :-1], labels_BT=tokens_BT[:, 1:]).detach())
+    assert losses[0] != pytest.approx(without, rel=1e-4)

@@ -58,7 +58,9 @@ def gradients_are_not_clipped(monkeypatch):
 
 def built_by(monkeypatch, change):
     monkeypatch.setattr(
-        assemble, "build_adamw", lambda model, section: change(build_adamw(model, section), model, section)
+        assemble,
+        "build_adamw",
+        lambda model, section, *rest: change(build_adamw(model, section, *rest), model, section),
     )
 
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from drumline.optimizers import build_adamw, clip, local_sum_of_squares, materialize_states
+from drumline.parallel.place import whole_places
 from drumline.recipe.sections import Optimizer
 
 
@@ -29,7 +30,7 @@ def test_two_steps_match_the_published_algorithm(implementation):
             v = 0.95 * v + 0.05 * param.grad**2
             theta = theta - 0.1 * decay * theta - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-8)
         expected.append(theta)
-    optimizer = build_adamw(module, section)
+    optimizer = build_adamw(module, section, whole_places(module), 0)
     optimizer.step()
     optimizer.step()
     for param, theta in zip(module.parameters(), expected, strict=True):
@@ -39,8 +40,8 @@ def test_two_steps_match_the_published_algorithm(implementation):
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
 def test_states_made_for_a_checkpoint_equal_those_that_torch_makes(implementation):
     ours, torchs = model(), model()
-    made = build_adamw(ours, Optimizer(implementation=implementation))
-    lazy = build_adamw(torchs, Optimizer(implementation=implementation))
+    made = build_adamw(ours, Optimizer(implementation=implementation), whole_places(ours), 0)
+    lazy = build_adamw(torchs, Optimizer(implementation=implementation), whole_places(torchs), 0)
     materialize_states(made, 0)
     made.step()
     lazy.step()

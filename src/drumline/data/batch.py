@@ -35,12 +35,15 @@ class Batch:
         starts_BT: int32, for each token the place in its row of its document's first token: token i may attend to j iff
             starts[i] <= j <= i. None: plain causal attention.
         ahead: depth 1, 2, ... of multi-token prediction; empty where the model has none.
+        places_BT: int64, for each token its number among all that the run may read: global sample x T + position. What
+            dropout is a function of. None: nobody drops anything.
     """
 
     tokens_BT: "Tensor"
     labels_BT: "Tensor"
     starts_BT: "Tensor | None"
     ahead: tuple[Ahead, ...] = ()
+    places_BT: "Tensor | None" = None
 
     @property
     def num_tokens(self) -> int:
@@ -51,4 +54,5 @@ class Batch:
         """The batch with a function of each of its tensors."""
         starts_BT = None if self.starts_BT is None else function(self.starts_BT)
         ahead = tuple(Ahead(function(further.tokens_BT), function(further.labels_BT)) for further in self.ahead)
-        return Batch(function(self.tokens_BT), function(self.labels_BT), starts_BT, ahead)
+        places_BT = None if self.places_BT is None else function(self.places_BT)
+        return Batch(function(self.tokens_BT), function(self.labels_BT), starts_BT, ahead, places_BT)

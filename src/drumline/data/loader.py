@@ -112,7 +112,9 @@ class Loader:
         rows = self.dataset.rows(np.arange(first, first + self._local_batch, dtype=np.int64))
         starts = torch.from_numpy(rows.starts_BT) if self.dataset.document_mask else None
         ahead = tuple(Ahead(torch.from_numpy(tokens), torch.from_numpy(labels)) for tokens, labels in rows.ahead)
-        batch = Batch(torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT), starts, ahead)
+        tokens_BT = torch.from_numpy(rows.tokens_BT)
+        places_BT = torch.arange(tokens_BT.numel()).view_as(tokens_BT) + first * self.dataset.seq_len
+        batch = Batch(tokens_BT, torch.from_numpy(rows.labels_BT), starts, ahead, places_BT)
         if self._share is not None:
             batch = self._share(batch)
         if self._pin_memory:

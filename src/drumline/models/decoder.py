@@ -1,6 +1,6 @@
 """The decoder of Llama 3, Qwen3 and DeepSeek-V3: embedding, blocks, norm, output projection or loss.
 
-    x += attention(norm(x));  x += mlp(norm(x))          in every block; mlp: dense, or a mixture of experts
+    x += drop(attention(norm(x)));  x += drop(mlp(norm(x)))     in every block; mlp: dense, or a mixture of experts
 Single-device code that knows of no parallelism: what may be spread (attention, the loss, the way to the experts) is
 handed in as a function.
 Sources: Llama 3, arXiv:2407.21783; Qwen3, arXiv:2505.09388 (heads of queries and keys are normalized before the
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drumline.models.attention import Attend, SdpaAttend
+from drumline.models.dropout import Dropout
 from drumline.models.latent_attention import LatentAttention
 from drumline.models.layers import Embedding, FeedForward, Linear, project
 from drumline.models.loss import CrossEntropy, chunked_cross_entropy
@@ -66,6 +67,7 @@ class Block(nn.Module):
         *,
         index: int = 0,
         dispatch: Dispatch = dispatch_locally,
+        seed: int = 0,
     ):
         super().__init__()
         self.attention_norm = RMSNorm(model.dim, model.norm_eps, device)
@@ -76,11 +78,25 @@ class Block(nn.Module):
             self.mlp = MixtureOfExperts(model.moe, model.dim, dispatch, device)
         else:
             self.mlp = FeedForward(model.dim, model.hidden_dim, device)
+        self.attention_dropout: Dropout | None = None
+        self.mlp_dropout: Dropout | None = None
+        if model.dropout:
+            self.attention_dropout = Dropout(model.dropout, seed, f"dropout/layers.{index}.attention")
+            self.mlp_dropout = Dropout(model.dropout, seed, f"dropout/layers.{index}.mlp")
 
-    def forward(self, x_BTD: torch.Tensor, rope: Rope, mask: Any = None) -> torch.Tensor | tuple[torch.Tensor, Routed]:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope, mask)
+    def forward(
+        self, x_BTD: torch.Tensor, rope: Rope, mask: Any = None, places_BT: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, Routed]:
+        found_BTD = self.attention(self.attention_norm(x_BTD), rope, mask)
+        if self.attention_dropout is not None:
+            found_BTD = self.attention_dropout(found_BTD, places_BT)
+        x_BTD = x_BTD + found_BTD
         found = self.mlp(self.mlp_norm(x_BTD))
-        return x_BTD + found if isinstance(found, torch.Tensor) else (x_BTD + found[0], found[1])
+        found_BTD, routed = (found, None) if isinstance(found, torch.Tensor) else found
+        if self.mlp_dropout is not None:
+            found_BTD = self.mlp_dropout(found_BTD, places_BT)
+        x_BTD = x_BTD + found_BTD
+        return x_BTD if routed is None else (x_BTD, routed)
 
 
 class Output(nn.Module):
@@ -117,6 +133,7 @@ class Decoder(nn.Module):
         dispatch: Dispatch = dispatch_locally,
         num_shares: int = 1,
         part: Part | None = None,
+        seed: int = 0,
     ):
         super().__init__()
         self.shape = model
@@ -126,7 +143,7 @@ class Decoder(nn.Module):
         self.compute_dtype = compute_dtype
         if part.has_embedding or (part.has_output and model.shares_embedding):
             self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
-        block = partial(Block, model, attend, device, dispatch=dispatch)
+        block = partial(Block, model, attend, device, dispatch=dispatch, seed=seed)
         self.layers = Layers({index: block(index=index) for index in part.layers})
         if part.has_output:
             self.norm = RMSNorm(model.dim, model.norm_eps, device)
@@ -146,6 +163,7 @@ class Decoder(nn.Module):
         ahead: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
         on_routed: Callable[[int, Routed], None] | None = None,
         on_ahead: Callable[[torch.Tensor], None] | None = None,
+        places_BT: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Runs the model, or the part of it that this is.
 
@@ -160,6 +178,7 @@ class Decoder(nn.Module):
             on_routed: is told what the router of each layer did, with the layer's index; modules of multi-token
                 prediction follow the layers.
             on_ahead: is told the summed cross-entropy of each module, [num_mtp_layers].
+            places_BT: int64, each token's number in the run, which dropout is a function of. None: nothing is dropped.
 
         Returns:
             Without labels logits_BTV in the compute dtype; with labels the sum of cross-entropy over the labels that
@@ -184,7 +203,7 @@ class Decoder(nn.Module):
             return found[0]
 
         for index, block in self.layers.items():
-            x_BTD = stream(index, block(x_BTD, rope, mask))
+            x_BTD = stream(index, block(x_BTD, rope, mask, places_BT))
         if not self.part.has_output:
             return x_BTD, beside
         shared_weight_VD = self.embedding.weight if self.shape.tie_embeddings else None
@@ -195,7 +214,7 @@ class Decoder(nn.Module):
         losses = []
         modules = zip(self.mtp, ahead, strict=True) if ahead else ()
         for index, (module, (further_BT, further_labels_BT)) in enumerate(modules, self.shape.num_layers):
-            hidden_BTD = stream(index, module(hidden_BTD, self.embedding(further_BT), rope, mask))
+            hidden_BTD = stream(index, module(hidden_BTD, self.embedding(further_BT), rope, mask, places_BT))
             losses.append(self.output(hidden_BTD, further_labels_BT, shared_weight_VD))
         if losses:
             losses_M = torch.stack(losses)
@@ -216,6 +235,7 @@ def build(
     device: torch.device | str = "meta",
     num_shares: int = 1,
     part: Part | None = None,
+    seed: int = 0,
 ) -> Decoder:
     """Builds a decoder whose fp32 parameters are not yet filled: `initialize` or a checkpoint does that.
 
@@ -231,6 +251,7 @@ def build(
         num_shares: shares that a sequence is cut into, of which the model is given one at a time; `attend` knows which
             positions it holds and is given the rotary tables of the whole sequence.
         part: of the model that is built; None: all of it.
+        seed: of the run, for dropout.
 
     Returns:
         The model.
@@ -244,4 +265,5 @@ def build(
         dispatch,
         num_shares,
         part,
+        seed,
     )

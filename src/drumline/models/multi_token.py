@@ -36,8 +36,13 @@ class MultiToken(nn.Module):
         self.norm = RMSNorm(model.dim, model.norm_eps, device)
 
     def forward(
-        self, hidden_BTD: torch.Tensor, embedded_BTD: torch.Tensor, rope: Rope, mask: Any = None
+        self,
+        hidden_BTD: torch.Tensor,
+        embedded_BTD: torch.Tensor,
+        rope: Rope,
+        mask: Any = None,
+        places_BT: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Routed]:
         both = torch.cat((self.embedding_norm(embedded_BTD), self.hidden_norm(hidden_BTD)), dim=-1)
-        found = self.block(self.merge_proj(both), rope, mask)
+        found = self.block(self.merge_proj(both), rope, mask, places_BT)
         return self.norm(found) if isinstance(found, torch.Tensor) else (self.norm(found[0]), found[1])

@@ -68,6 +68,11 @@ def philox(
     return torch.stack((c0, c1, c2, c3)).bitwise_and_(_WORD)
 
 
+def stream_number(name: str) -> int:
+    """The 64 bits that stand for a stream's name in the counter."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
 def words(seed: int, stream: str, start: int, count: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """Elements [start, start + count) of a stream of random 32-bit words.
 
@@ -92,6 +97,62 @@ def words(seed: int, stream: str, start: int, count: int, *, device: torch.devic
 def uniform(seed: int, stream: str, start: int, count: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """Elements [start, start + count) of a stream of uniforms in [0, 1), fp32 multiples of 2**-24; Args as `words`."""
     return (words(seed, stream, start, count, device=device) >> 8).to(torch.float32).mul_(2.0**-24)
+
+
+def box_words(
+    seed: int,
+    stream: str,
+    shape: tuple[int, ...],
+    offsets: tuple[int, ...],
+    size: tuple[int, ...],
+    *,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """One random 32-bit word for each element of a box of a logical tensor, whoever holds the box.
+
+    The element of row r (all dims but the last, row-major) and column c is element r * W + c of the stream, where W is
+    the number of columns rounded up to a multiple of 4: a row begins at a counter, so that a box costs what it holds.
+
+    Args:
+        seed: 64-bit seed.
+        stream: name of the stream.
+        shape: of the logical tensor, at least one dim.
+        offsets: where the box starts in it.
+        size: of the box.
+        device: where they are computed.
+
+    Returns:
+        int64 of the box's size, each in [0, 2**32).
+    """
+    first, lead, num_counters = _span(offsets[-1], size[-1])
+    row = torch.zeros((1,) * (len(shape) - 1), dtype=torch.int64, device=device)
+    for dim, (offset, extent) in enumerate(zip(offsets[:-1], size[:-1], strict=True)):
+        index = torch.arange(offset, offset + extent, dtype=torch.int64, device=device)
+        row = row * shape[dim] + index.view(-1, *(1,) * (len(shape) - 2 - dim))
+    counters = row.reshape(-1, 1) * -(-shape[-1] // 4) + torch.arange(first, first + num_counters, device=device)
+    blocks = _philox_at(seed, stream_number(stream), counters.view(-1)).t().reshape(-1, 4 * num_counters)
+    return blocks[:, lead : lead + size[-1]].reshape(size)
+
+
+def token_halves(seed: int, stream: int, tokens_N: torch.Tensor, width: int) -> torch.Tensor:
+    """Random 16-bit numbers for the elements of vectors that belong to numbered tokens.
+
+    Element d of token n is half d % 8 (low halves of the four words first) of the counter n * ceil(width / 8) + d // 8.
+
+    Args:
+        seed: 64-bit seed.
+        stream: `stream_number` of the stream's name; torch.compile follows no hash.
+        tokens_N: int64, the tokens' numbers.
+        width: elements of a vector.
+
+    Returns:
+        int64 [N, width], each in [0, 2**16).
+    """
+    num_counters = -(-width // 8)
+    within = torch.arange(num_counters, dtype=torch.int64, device=tokens_N.device)
+    blocks = _philox_at(seed, stream, (tokens_N[:, None] * num_counters + within).view(-1))
+    halves = torch.cat((blocks & 0xFFFF, blocks >> 16))
+    return halves.t().reshape(-1, 8 * num_counters)[:, :width]
 
 
 def normal(seed: int, stream: str, start: int, count: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -138,9 +199,14 @@ def _span(start: int, count: int) -> tuple[int, int, int]:
 
 
 def _philox_blocks(seed: int, stream: str, first: int, num_counters: int, device: torch.device) -> torch.Tensor:
-    index = torch.arange(first, first + num_counters, dtype=torch.int64, device=device)
-    stream_id = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
-    upper = (torch.full_like(index, stream_id & _WORD), torch.full_like(index, stream_id >> 32))
+    return _philox_at(
+        seed, stream_number(stream), torch.arange(first, first + num_counters, dtype=torch.int64, device=device)
+    )
+
+
+def _philox_at(seed: int, stream: int, index: torch.Tensor) -> torch.Tensor:
+    """The words [4, n] of these counters of a stream, int64 [n]."""
+    upper = (torch.full_like(index, stream & _WORD), torch.full_like(index, stream >> 32))
     return philox((index & _WORD, index >> 32, *upper), (seed & _WORD, seed >> 32 & _WORD))
 
 

@@ -5,32 +5,40 @@ algorithm 1.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
+from drumline.optimizers.low_bit import LowBitAdamW, new_state
+from drumline.parallel import Places
 from drumline.recipe.sections import Optimizer
 
 _PIECE = 1 << 14
 
 
-def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
-    """Builds torch's AdamW over a model whose parameters are real (or sharded) tensors.
+def build_adamw(model: nn.Module, section: Optimizer, places: Places, seed: int) -> torch.optim.Optimizer:
+    """Builds AdamW over a model whose parameters are real (or sharded) tensors: torch's, or the one with bf16 states.
 
     Args:
         model: norm weights (1-d) get no decay, matrices do.
         section: hyper-parameters and which implementation.
+        places: of the parameters, by logical name; read for bf16 states.
+        seed: of the run; likewise.
 
     Returns:
         The optimizer, without states yet.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": section.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    matrices = {name: param for name, param in trained.items() if param.ndim >= 2}
+    others = {name: param for name, param in trained.items() if param.ndim < 2}
+    groups = [_group(matrices, section.weight_decay), _group(others, 0.0)]
+    groups = [group for group in groups if group["params"]]
+    if section.state_dtype == "bf16":
+        betas = (section.beta1, section.beta2)
+        return LowBitAdamW(groups, places=places, seed=seed, lr=section.lr, betas=betas, eps=section.eps)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,
@@ -39,7 +47,11 @@ def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
     )
 
 
-def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
+def _group(named: dict[str, nn.Parameter], weight_decay: float) -> dict[str, Any]:
+    return {"params": list(named.values()), "names": tuple(named), "weight_decay": weight_decay}
+
+
+def materialize_states(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
     """Creates the moments as zeros and sets the step count, so that a checkpoint can be read into them.
 
     Args:
@@ -48,13 +60,7 @@ def materialize_states(optimizer: torch.optim.AdamW, num_steps: int) -> None:
     """
     for group in optimizer.param_groups:
         for param in group["params"]:
-            # torch keeps the count as a float32 scalar, on the parameter's device only when fused.
-            device = param.device if group["fused"] else "cpu"
-            optimizer.state[param] = {
-                "step": torch.tensor(float(num_steps), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(param, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(param, memory_format=torch.preserve_format),
-            }
+            optimizer.state[param] = new_state(param, group, num_steps)
 
 
 def local_sum_of_squares(grads: Iterable[torch.Tensor]) -> torch.Tensor:

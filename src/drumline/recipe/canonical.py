@@ -45,8 +45,10 @@ ADDED_LATER = {
     "model.moe": None,
     "model.yarn": None,
     "model.mla": None,
+    "model.dropout": 0.0,
     "model.num_mtp_layers": 0,
     "model.mtp_loss_weight": 0.3,
+    "optimizer.state_dtype": "fp32",
     "metrics.expert_load_every": 1,
 }
 

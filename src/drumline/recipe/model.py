@@ -122,6 +122,10 @@ class Model(Section):
     qk_norm: bool = Field(default=False, description="RMSNorm of each query and key head before RoPE (Qwen3).")
     tie_embeddings: bool = Field(default=False, description="Output projection shares the embedding's weight.")
     init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="Standard deviation of initial weights.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of what attention and MLP add to the residual stream that is dropped in training.",
+    )
     attention: Literal["auto", "sdpa", "flex", "kernel"] = Field(
         default="auto",
         description="What computes attention; auto: the own CPU kernel where it builds, else flex on CUDA, else sdpa.",

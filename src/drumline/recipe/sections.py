@@ -94,7 +94,12 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="Clip gradients to this global norm; 0: never."
     )
-    implementation: Literal["foreach", "fused"] = Field(default="fused", description="torch's AdamW implementation.")
+    implementation: Literal["foreach", "fused"] = Field(
+        default="fused", description="torch's AdamW implementation; with bf16 states there is one, drumline's own."
+    )
+    state_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="What holds the two moments; bf16: half the bytes, rounded stochastically."
+    )
 
 
 class Schedule(Section):
@@ -174,7 +179,7 @@ class Run(Section):
     name: str = Field(default="", description="Name of the run; empty: the recipe's.")
     dir: str = Field(default="", description="Run directory; empty: runs/<name>. Holds metrics, checkpoints, report.")
     steps: Natural = Field(default=100, description="Optimizer steps in the whole run.")
-    seed: Natural = Field(default=0, description="The seed of initialization and data order.")
+    seed: Natural = Field(default=0, description="The seed of initialization, data order, dropout and rounding.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(
         default=0, description="CPU threads a rank computes with; 0: cores divided by local ranks."

@@ -56,7 +56,7 @@ class Assembled:
     buffers: Buffers
     gradients: Gradients
     passes: Passes
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     share: Share | None
     attention: str
 
@@ -103,6 +103,7 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
             dispatch=dispatch,
             num_shares=recipe.layout.cp,
             part=part,
+            seed=recipe.run.seed,
         )
 
     ours = spread(recipe, mesh, build, dtypes, device)
@@ -114,7 +115,7 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
         buffers=buffers_of(ours.model),
         gradients=ours.gradients,
         passes=ours.passes,
-        optimizer=build_adamw(ours.model, recipe.optimizer),
+        optimizer=build_adamw(ours.model, recipe.optimizer, ours.places, recipe.run.seed),
         share=share,
         attention=attention,
     )

@@ -146,7 +146,13 @@ class InTurn:
                 options |= {"ahead": batch.ahead, "on_ahead": on_ahead}
             if watch is not None:
                 watch.begin(Action(0, Kind.FORWARD, index))
-            loss = self.model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT, **options)
+            loss = self.model(
+                batch.tokens_BT,
+                starts_BT=batch.starts_BT,
+                labels_BT=batch.labels_BT,
+                places_BT=batch.places_BT,
+                **options,
+            )
             loss = loss / max(1, num_tokens)
             if watch is not None:
                 watch.end()

@@ -23,6 +23,8 @@ from drumline.models import Attend, Routed, update_balance
 from drumline.models.attention import SdpaAttend
 from drumline.models.decoder import Decoder
 from drumline.models.moe import MixtureOfExperts
+from drumline.numerics.random import box_words
+from drumline.numerics.rounding import round_stochastically
 from drumline.recipe.sections import Optimizer, Recipe
 from drumline.verify.candidate import NUM_STEPS, rows_of
 from drumline.verify.recorded import GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, Part, join, key, read, scalar, write
@@ -75,13 +77,16 @@ def ordinary(recipe: Recipe) -> list[list[Part]]:
 
 def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Attend) -> list[Part]:
     """Three steps, some rows at a time."""
-    model = models.build(recipe.model, compute_dtype=compute, attend=attend, cross_entropy=_cross_entropy)
+    model = models.build(
+        recipe.model, compute_dtype=compute, attend=attend, cross_entropy=_cross_entropy, seed=recipe.run.seed
+    )
     model.to_empty(device="cpu")
     fill(model, recipe.run.seed)
     if compute == torch.float64:
         model.double()
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    adamw = _AdamW(recipe.optimizer, named)
+    rounding = recipe.run.seed if recipe.optimizer.state_dtype == "bf16" and compute != torch.float64 else None
+    adamw = _AdamW(recipe.optimizer, named, rounding)
     parts = _whole(0, INIT, {**named, **dict(model.named_buffers())})
     for step in range(1, NUM_STEPS + 1):
         numbers_BT = torch.arange(recipe.data.global_batch * recipe.data.seq_len).view(-1, recipe.data.seq_len)
@@ -110,6 +115,7 @@ def _forward_backward(
     tokens, labels = torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT)
     starts = torch.from_numpy(rows.starts_BT) if recipe.data.document_mask else None
     ahead = [(torch.from_numpy(further), torch.from_numpy(after)) for further, after in rows.ahead]
+    places = torch.arange(tokens.numel()).view_as(tokens) + (step - 1) * tokens.numel()
     num_tokens = int((labels >= 0).sum())
     total, counts = 0.0, dict[int, torch.Tensor]()
 
@@ -124,6 +130,7 @@ def _forward_backward(
             labels_BT=labels[some],
             ahead=[(further[some], after[some]) for further, after in ahead],
             on_routed=on_routed,
+            places_BT=places[some],
         )
         loss = loss / num_tokens
         loss.backward()
@@ -151,10 +158,13 @@ def _whole(step: int, kind: str, tensors: Tensors) -> list[Part]:
 
 
 class _AdamW:
-    """m, v and the step, in the dtype of the weights; matrices decay, vectors do not."""
+    """m, v and the step, in the dtype of the weights; matrices decay, vectors do not.
 
-    def __init__(self, section: Optimizer, weights: Tensors):
-        self._section, self._weights, self._count = section, weights, 0
+    With a seed, m and v are rounded to bf16 between steps, by the random numbers that any layout rounds them by.
+    """
+
+    def __init__(self, section: Optimizer, weights: Tensors, seed: int | None):
+        self._section, self._weights, self._count, self._seed = section, weights, 0, seed
         self._moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
 
     @torch.no_grad()
@@ -170,3 +180,8 @@ class _AdamW:
                 weight.mul_(1 - o.lr * o.weight_decay)
             m_hat, v_hat = m / (1 - o.beta1**n), v / (1 - o.beta2**n)
             weight.sub_(o.lr * m_hat / (v_hat.sqrt() + o.eps))
+            if self._seed is not None:
+                shape = tuple(weight.shape)
+                drawn = box_words(self._seed, f"rounding/{name}/{n}", shape, (0,) * len(shape), shape)
+                m.copy_(round_stochastically(m, drawn & 0xFFFF))
+                v.copy_(round_stochastically(v, drawn >> 16))

@@ -84,7 +84,9 @@ class Stage:
         """
         if hidden_BTD is not None:
             hidden_BTD.requires_grad_()
-        options: dict[str, Any] = {} if on_routed is None else {"on_routed": on_routed}
+        options: dict[str, Any] = {"places_BT": batch.places_BT}
+        if on_routed is not None:
+            options["on_routed"] = on_routed
         if batch.ahead:
             options |= {"ahead": batch.ahead, "on_ahead": on_ahead}
         result = call(self.part, batch, hidden_BTD, **options)

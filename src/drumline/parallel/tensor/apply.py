@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from drumline.models.decoder import Attention, Output
+from drumline.models.dropout import Dropout
 from drumline.models.latent_attention import LatentAttention
 from drumline.models.layers import Embedding, FeedForward, Linear
 from drumline.models.loss import chunked_cross_entropy
@@ -59,6 +60,8 @@ def spread_matmuls(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
             layer.forward = _Merged(layer, tokens)  # pyright: ignore[reportArgumentType]
         elif isinstance(module, MixtureOfExperts):
             module.dispatch = SharedExperts(module.dispatch, tokens, ranks if layout.sequence_parallel else None)
+        elif isinstance(module, Dropout):
+            module.own = tokens.own
         elif isinstance(module, Embedding):
             module.forward = SharedRows(module.forward, share, tokens.leave)  # pyright: ignore[reportAttributeAccessIssue]
         elif isinstance(module, Output):

@@ -47,6 +47,10 @@ class Tokens(Protocol):
         """A row-parallel layer, whose result leaves."""
         ...
 
+    def own(self, x_BT: torch.Tensor, /) -> torch.Tensor:
+        """Of something about all tokens, that about those which this rank holds between matmuls."""
+        ...
+
 
 class SameTokens:
     """All ranks hold all tokens.
@@ -74,6 +78,10 @@ class SameTokens:
     def merge(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
         """As `Tokens`."""
         return self.leave(torch.nn.functional.linear(x, layer.weight.to(x.dtype)))
+
+    def own(self, x_BT: torch.Tensor) -> torch.Tensor:
+        """As `Tokens`."""
+        return x_BT
 
 
 class Matmuls(Protocol):
@@ -151,6 +159,10 @@ class SharedTokens:
     def merge(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
         """As `Tokens`."""
         return _Merge.apply(x, layer.weight.to(x.dtype), self._matmuls)  # pyright: ignore[reportReturnType]
+
+    def own(self, x_BT: torch.Tensor) -> torch.Tensor:
+        """As `Tokens`."""
+        return x_BT.unflatten(1, (self._ranks.degree, -1))[:, self._ranks.rank]
 
 
 class _Project(torch.autograd.Function):
