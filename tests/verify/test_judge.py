@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
-from drumline.verify.judge import LIMITS, in_order, judge
-from drumline.verify.recorded import Joined, Part, join, key, read, same_bits, write
+from drumline.capture.files import read, write
+from drumline.capture.keys import in_order, key
+from drumline.capture.parts import Joined, Part, join, same_bits
+from drumline.verify.judge import LIMITS, judge
 from drumline.verify.reference import Reference
 
 GENERATOR = torch.Generator().manual_seed(0)

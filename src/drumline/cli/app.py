@@ -39,6 +39,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "train": Entry("drumline.cli.train:train", "Train a recipe, on one rank or many, and go on where it stopped."),
     "verify": Entry("drumline.cli.verify:verify", "Prove that layouts compute what one device computes."),
+    "numerics": Entry("drumline.cli.numerics:numerics", "Capture what steps compute, compare captures, and gate them."),
     "recipe": Entry("drumline.cli.recipe:recipe", "List, show, validate and compare recipes."),
     "data": Entry("drumline.cli.data:data", "Turn text into token shards, and look into them."),
     "checkpoint": Entry(

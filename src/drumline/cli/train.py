@@ -43,19 +43,19 @@ def train(
     if nproc is None and place.source == "alone":
         nproc = resolved.layout.num_ranks
     launches = must_launch(nproc, place)
-    _check(resolved, nproc or place.world_size, ("drumline", "train", recipe, *changes))
+    device = check_runs_here(resolved, nproc or place.world_size, ("drumline", "train", recipe, *changes))
     entry = functools.partial(run_one_rank, resolved.model_dump_json(), as_json)
     if not launches:
         entry()
         return
-    _check_fits_here(nproc or 1)
+    check_fits_here(nproc or 1)
     from drumline.launch import launch_local
 
     code = launch_local(
         entry,
         nproc or 1,
         log_dir=run_folder(resolved) / "logs",
-        device=_device(resolved),
+        device=device,
         max_restarts=resolved.resilience.max_restarts,
         timeout_s=resolved.resilience.timeout_s,
         num_threads=resolved.run.threads,
@@ -86,7 +86,8 @@ def run_one_rank(recipe_json: str, as_json: bool) -> None:
         )
 
 
-def _check_fits_here(num_ranks: int) -> None:
+def check_fits_here(num_ranks: int) -> None:
+    """Refuses more ranks than this machine can hold."""
     from drumline.train.manifest import num_cores
 
     cores = num_cores()
@@ -97,16 +98,20 @@ def _check_fits_here(num_ranks: int) -> None:
         )
 
 
-def _device(recipe: Recipe) -> str:
+def check_runs_here(recipe: Recipe, world_size: int, command: Sequence[str]) -> str:
+    """Refuses a recipe that cannot run in a world, or on this machine's devices.
+
+    Args:
+        recipe: resolved.
+        world_size: ranks that there are or will be.
+        command: what the user typed, for lines to try.
+
+    Returns:
+        The kind of device that it runs on.
+    """
     import torch
 
-    return "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def _check(recipe: Recipe, world_size: int, command: Sequence[str]) -> None:
-    import torch
-
-    device = _device(recipe)
+    device = "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
     check(
         recipe,
         world_size=world_size,
@@ -115,3 +120,4 @@ def _check(recipe: Recipe, world_size: int, command: Sequence[str]) -> None:
         accelerators=accelerator_names(),
         command=command,
     )
+    return device

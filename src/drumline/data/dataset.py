@@ -111,7 +111,7 @@ class Dataset:
         """Whether samples go on past num_samples, in a new order each epoch."""
         return self.split == "train"
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
         """Identity of the samples and their order: a run may only be resumed on data of the same digest."""
         parts = [self.split, str(self.seq_len), str(self.seed), str(self.shuffle)]

@@ -25,6 +25,9 @@ class Samples(Protocol):
     document_mask: bool
 
     @property
+    def digest(self) -> str: ...
+
+    @property
     def repeats(self) -> bool: ...
 
     @property

@@ -31,7 +31,19 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     Raises:
         ReportError: plotly is not installed, or the file cannot be written.
     """
-    text = render(runs)
+    write_whole(render(runs), path)
+
+
+def write_whole(text: str, path: Path) -> None:
+    """Writes a page.
+
+    Args:
+        text: of the page.
+        path: the HTML file; replaced in one instant where it exists.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
     temporary = None
     try:
         number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -43,7 +55,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     except OSError as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        raise ReportError(f"{path} cannot be written: {error.strerror}; choose another file with --out") from error
+        raise ReportError(f"{path} cannot be written: {error.strerror}; choose another file") from error
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -68,7 +80,7 @@ def render(runs: Sequence[Run]) -> str:
         # `</` and `<!--` would end or change the element; in JSON a `<` may stand as an escape.
         Html(f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'),
         Html(f"<script>{_plotly()}</script>") if data["charts"] else "",
-        Html(f"<script>{_asset('report.js')}</script>"),
+        Html(f"<script>{asset('report.js')}</script>"),
     )
     return (
         "<!doctype html>\n"
@@ -76,12 +88,13 @@ def render(runs: Sequence[Run]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"{element('title', f'{title} - drumline')}<style>{_asset('report.css')}</style></head>\n"
+        f"{element('title', f'{title} - drumline')}<style>{asset('report.css')}</style></head>\n"
         f"<body>{body}</body></html>\n"
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of this room's assets."""
     return (resources.files("drumline.report") / "assets" / name).read_text(encoding="utf-8")
 
 

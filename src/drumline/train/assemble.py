@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drumline import models, precision
+from drumline.capture import Subject
 from drumline.checkpoint import Piece
 from drumline.data import Batch
 from drumline.optimizers import build_adamw
@@ -69,6 +70,18 @@ class Assembled:
             *buffer_pieces(self.buffers, self.mesh),
             *optimizer_pieces(self.parameters, self.places, self.optimizer, self.mesh),
         ]
+
+
+def subject_of(made: Assembled) -> Subject:
+    """An assembled model, as far as it is recorded."""
+    return Subject(
+        model=made.model,
+        mesh=made.mesh,
+        parameters=made.parameters,
+        places=made.places,
+        buffers=made.buffers,
+        optimizer=made.optimizer,
+    )
 
 
 def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from drumline.capture import Recorder
 from drumline.checkpoint import CommitHandle, Saver
 from drumline.data import Batch
 from drumline.optimizers import learning_rate
@@ -42,8 +43,10 @@ class Loop:
         parts: everything that was set up.
         observers: receive every record, in order.
         stop: asks for a polite end.
-        saver: writes commits.
+        saver: writes commits; None: there are none.
         peak_flops: FLOP/s of all ranks together that MFU is measured against; None: no MFU.
+        recorder: records the inside of the steps that it wants.
+        last_step: end after this one; None: the recipe's last.
     """
 
     def __init__(
@@ -51,14 +54,19 @@ class Loop:
         parts: Parts,
         observers: Sequence[Observer],
         stop: StopRequest,
-        saver: Saver,
+        saver: Saver | None,
         peak_flops: float | None,
+        *,
+        recorder: Recorder | None = None,
+        last_step: int | None = None,
     ):
         self._parts = parts
         self._saver = saver
         self._peak_flops = peak_flops
         self.step = parts.first_step
         self._saving: CommitHandle | None = None
+        self._recorder = recorder
+        self._last_step = parts.recipe.run.steps if last_step is None else last_step
         self._observers = observers
         self._stop = stop
         has_own_tokens = parts.recipe.layout.sequence_parallel or parts.mesh.is_first_along("tp")
@@ -98,7 +106,7 @@ class Loop:
         recipe = self._parts.recipe
         if self.step == 0:
             self._validate()
-        while self.step < recipe.run.steps:
+        while self.step < self._last_step:
             begin = time.perf_counter()
             batches = [_to_device(batch, self._parts.world.device) for batch in next(self._parts.loader)]
             num_tokens, stopping = self._agree(batches)
@@ -107,7 +115,7 @@ class Loop:
             self._train(batches, num_tokens, begin)
             self.step += 1
             self._report_commit(wait=False)
-            is_last = self.step == recipe.run.steps
+            is_last = self.step == self._last_step
             if is_last or _is_due(self.step, recipe.run.validate_every):
                 self._validate()
             if not is_last and _is_due(self.step, recipe.checkpoint.every):
@@ -136,10 +144,18 @@ class Loop:
         parts, recipe = self._parts, self._parts.recipe
         lr = learning_rate(self.step, peak=recipe.optimizer.lr, num_steps=recipe.run.steps, schedule=recipe.schedule)
 
+        recorder = self._recorder
+        if recorder is not None and not recorder.wants(self.step + 1):
+            recorder = None
+
         def check_finite(result: StepResult, batches: Sequence[Batch]) -> None:
+            if recorder is not None:
+                recorder.reduced(result.loss, result.grad_norm)
             finite.check(self.step + 1, result.loss, result.grad_norm, parts=parts, batches=batches)
 
         measure = self._measure() if self.step + 1 == recipe.run.timeline else None
+        if recorder is not None:
+            recorder.start(self.step + 1)
         result = train_step(
             batches,
             num_tokens,
@@ -152,8 +168,10 @@ class Loop:
             check_finite=check_finite,
             on_routed=self._routing.add if self._routing.has_experts else None,
             on_ahead=self._further.add,
-            watch=measure,
+            watch=measure or recorder,
         )
+        if recorder is not None:
+            recorder.finish()
         if measure is not None:
             self._emit(TimelineRecord(self.step + 1, self._timeline(measure)))
         router = self._routing.finish(with_load=_is_due(self.step + 1, recipe.metrics.expert_load_every))
@@ -193,7 +211,7 @@ class Loop:
         self._emit(ValidationRecord(self.step, loss, num_tokens))
 
     def _commit(self) -> None:
-        if self.step == self._committed:
+        if self._saver is None or self.step == self._committed:
             return
         parts = self._parts
         self._report_commit(wait=True)

@@ -9,6 +9,8 @@ from drumline import data, models
 from drumline.checkpoint import Commit, DamagedCommitError, Piece, newest_commit, open_commit
 from drumline.comm import World
 from drumline.data import Batch, Loader
+from drumline.data.loader import Samples
+from drumline.data.made_up import is_made_up, made_up
 from drumline.optimizers import materialize_states
 from drumline.parallel import Mesh, build_mesh, holder
 from drumline.recipe.errors import DrumlineError
@@ -33,7 +35,9 @@ class Parts(Assembled):
     resumed_from: Path | None
 
 
-def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], None]) -> Parts:
+def set_up(
+    recipe: Recipe, world: World, folder: Path, notify: Callable[[str], None], *, commit: Path | None = None
+) -> Parts:
     """Builds a run, or brings it back to its newest commit.
 
     Args:
@@ -41,6 +45,7 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         world: joined.
         folder: the run directory.
         notify: gets a line where something takes time.
+        commit: to go on from; None: the newest of the run.
 
     Returns:
         All that the loop needs.
@@ -48,13 +53,13 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
     Raises:
         DrumlineError: data or a checkpoint cannot be used; nothing has been written.
     """
-    commit = _find_commit(recipe, world, folder)
+    begun = _find_commit(recipe, world, folder, commit)
     mesh = build_mesh(recipe.layout, world.device, world.rank)
     train_set, validation_set = _open_data(recipe, world, notify)
-    _require_same_data(commit, train_set)
+    _require_same_data(begun, train_set)
 
     made = assemble(recipe, mesh, world.device)
-    first_step = _fill(made, commit, recipe.run.seed, world)
+    first_step = _fill(made, begun, recipe.run.seed, world)
 
     loader = _loader(train_set, recipe, mesh, world, made.share, first_step=first_step)
     return Parts(
@@ -65,13 +70,13 @@ def set_up(recipe: Recipe, world: World, folder: Path, notify: Callable[[str], N
         validation=_validation_batches(validation_set, recipe, mesh, world, made.share),
         data_digest=train_set.digest,
         first_step=first_step,
-        resumed_from=commit.path if commit else None,
+        resumed_from=begun.path if begun else None,
     )
 
 
-def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
+def _find_commit(recipe: Recipe, world: World, folder: Path, named: Path | None) -> Commit | None:
     # Rank 0 chooses, so that all ranks resume from the same commit whatever they see of a shared folder.
-    path = world.broadcast_object(newest_commit(folder / CHECKPOINTS) if world.is_first else None)
+    path = named or world.broadcast_object(newest_commit(folder / CHECKPOINTS) if world.is_first else None)
     if not isinstance(path, Path):
         return None
     commit = open_commit(path)
@@ -79,7 +84,9 @@ def _find_commit(recipe: Recipe, world: World, folder: Path) -> Commit | None:
     return commit
 
 
-def _open_data(recipe: Recipe, world: World, notify: Callable[[str], None]) -> tuple[data.Dataset, data.Dataset | None]:
+def _open_data(recipe: Recipe, world: World, notify: Callable[[str], None]) -> tuple[Samples, data.Dataset | None]:
+    if is_made_up(recipe.data):
+        return made_up(recipe.data, recipe.run.seed, recipe.model), None
     # Rank 0 prepares what is not there yet; the others then find it.
     if not world.is_first:
         world.barrier()
@@ -94,11 +101,11 @@ def _open_data(recipe: Recipe, world: World, notify: Callable[[str], None]) -> t
     return train_set, validation_set
 
 
-def _require_same_data(commit: Commit | None, train_set: data.Dataset) -> None:
+def _require_same_data(commit: Commit | None, train_set: Samples) -> None:
     before = commit.state.get("data_digest") if commit else None
     if commit and before not in (None, train_set.digest):
         raise AnotherRunError(
-            f"{commit.path} was trained on other data than {', '.join(s.path for s in train_set.sources)} holds now "
+            f"{commit.path} was trained on other data than data.sources hold now "
             f"(digest {before} there, {train_set.digest} here); bring the data back, or start anew with run.dir=..."
         )
 
@@ -135,7 +142,7 @@ def _names_of_all_stages(pieces: Sequence[Piece], mesh: Mesh, world: World) -> s
 
 
 def _loader(
-    dataset: data.Dataset, recipe: Recipe, mesh: Mesh, world: World, share: Share | None, *, first_step: int = 0
+    dataset: Samples, recipe: Recipe, mesh: Mesh, world: World, share: Share | None, *, first_step: int = 0
 ) -> Loader:
     section = recipe.data
     return Loader(

@@ -10,18 +10,22 @@ from pathlib import Path
 
 import torch
 
+from drumline.capture import tokens_of
+from drumline.capture.files import write
+from drumline.capture.keys import FORWARD, INIT, LOSS, NORM, ROUTING, WEIGHT, key
+from drumline.capture.parts import Part
+from drumline.capture.recorder import Parts
+from drumline.capture.snapshot import add_gradients, add_weights
+from drumline.capture.watch import ActivationWatch
 from drumline.comm import World, read_place
 from drumline.data import Batch, Loader
-from drumline.parallel import Mesh, build_mesh, holder
+from drumline.data.made_up import made_up
+from drumline.parallel import build_mesh, holder
 from drumline.recipe.sections import Recipe
-from drumline.train.assemble import Assembled, assemble
+from drumline.train.assemble import assemble, subject_of
 from drumline.train.routing import RoutingTally
-from drumline.train.state import to_piece
 from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step
-from drumline.verify.recorded import GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, Part, key, scalar, write
 from drumline.verify.start import fill
-from drumline.verify.tokens import MadeUpRows
-from drumline.verify.watch import ForwardWatch
 
 NUM_STEPS = 3
 
@@ -38,17 +42,6 @@ def record_rank(recipe: Recipe, folder: Path) -> None:
     write(parts, folder / f"rank-{world.rank}.safetensors")
 
 
-def rows_of(recipe: Recipe) -> MadeUpRows:
-    """The samples that a recipe is verified on."""
-    return MadeUpRows(
-        vocab_size=recipe.model.vocab_size,
-        seq_len=recipe.data.seq_len,
-        seed=recipe.run.seed,
-        document_mask=recipe.data.document_mask,
-        num_ahead=recipe.model.num_mtp_layers,
-    )
-
-
 def record(recipe: Recipe, world: World) -> list[Part]:
     """Trains three steps.
 
@@ -63,7 +56,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
     made = assemble(recipe, mesh, world.device)
     fill(made.model, recipe.run.seed, holder(made.places))
     loader = Loader(
-        rows_of(recipe),
+        made_up(recipe.data, recipe.run.seed, recipe.model),
         global_batch=recipe.data.global_batch,
         micro_batch=recipe.data.micro_batch,
         data_rank=mesh.data_rank,
@@ -72,15 +65,16 @@ def record(recipe: Recipe, world: World) -> list[Part]:
     )
     has_own_tokens = recipe.layout.sequence_parallel or mesh.is_first_along("tp")
     routing = RoutingTally(made.model, world.sum, counts=has_own_tokens)
-    parts = _weights(made, 0, INIT)
+    subject, sink = subject_of(made), Parts()
+    add_weights(sink, subject, 0, INIT)
 
     def note(step: int, result: StepResult, batches: Sequence[Batch]) -> None:
-        parts.extend((scalar(key(step, LOSS), result.loss), scalar(key(step, NORM), result.grad_norm)))
-        parts.extend(_gradients(made, step))
+        sink.add_scalar(key(step, LOSS), result.loss)
+        sink.add_scalar(key(step, NORM), result.grad_norm)
+        add_gradients(sink, subject, step)
 
-    watch = ForwardWatch(
-        made.model, _token_numbers(recipe, mesh, made), _num_tokens(recipe), (mesh.layout.tp, mesh.coordinate("tp"))
-    )
+    watch = ActivationWatch(made.model, tokens_of(recipe.data, mesh, made.share), sink, kinds=(FORWARD,))
+    watch.start(1)
     for step in range(1, NUM_STEPS + 1):
         batches = loader.batches(step - 1)
         num_tokens = int(world.sum([count_valid(batches, mesh)], torch.int64)[0])
@@ -95,46 +89,13 @@ def record(recipe: Recipe, world: World) -> list[Part]:
             reduce_scalars=make_reduce_scalars(world, mesh),
             check_finite=functools.partial(note, step),
             on_routed=routing.add if routing.has_experts else None,
+            watch=watch if step == 1 else None,
         )
+        watch.stop()
         router = routing.finish(with_load=True)
         if router is not None and router.load is not None:
             for layer, load in zip(router.layers, router.load, strict=True):
                 counts = torch.tensor(load, dtype=torch.int64)
-                parts.append(Part(key(step, ROUTING, f"layers.{layer}"), tuple(counts.shape), counts, (0,)))
-        parts += _weights(made, step, WEIGHT)
-        if step == 1:
-            parts += watch.stop()
-    return parts
-
-
-def _num_tokens(recipe: Recipe) -> int:
-    return recipe.data.global_batch * recipe.data.seq_len
-
-
-def _token_numbers(recipe: Recipe, mesh: Mesh, made: Assembled) -> list[torch.Tensor]:
-    """Which tokens of the global batch this rank has in each micro-batch."""
-    numbers_BT = torch.arange(_num_tokens(recipe)).view(recipe.layout.data_degree, -1, recipe.data.seq_len)
-    numbers_BT = numbers_BT[mesh.data_rank]
-    if made.share is not None:
-        numbers_BT = made.share(Batch(numbers_BT, numbers_BT, None)).tokens_BT
-    return list(numbers_BT.split(recipe.data.micro_batch))
-
-
-def _gradients(made: Assembled, step: int) -> list[Part]:
-    found = []
-    for name, param in made.parameters.items():
-        grad = torch.zeros_like(param) if param.grad is None else param.grad
-        found.append(_part(made, key(step, GRADIENT, name), name, grad))
-    return found
-
-
-def _weights(made: Assembled, step: int, kind: str) -> list[Part]:
-    found = [_part(made, key(step, kind, name), name, param) for name, param in made.parameters.items()]
-    for name, buffer in made.buffers.items():
-        found.append(Part(key(step, kind, name), tuple(buffer.shape), buffer.detach().clone(), (0,) * buffer.ndim))
-    return found
-
-
-def _part(made: Assembled, name: str, logical: str, tensor: torch.Tensor) -> Part:
-    piece = to_piece(name, tensor, made.places[logical], made.mesh)
-    return Part(name, piece.global_shape, piece.tensor.clone(), piece.offsets)
+                sink.add(key(step, ROUTING, f"layers.{layer}"), tuple(counts.shape), counts, offsets=(0,))
+        add_weights(sink, subject, step, WEIGHT)
+    return sink.take()

@@ -8,12 +8,12 @@ device happens to be exact makes no ratio of rounding alone. Replicas are compar
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from drumline.verify.recorded import FORWARD, INIT, KINDS, LOSS, NORM, ROUTING, Joined, split_key
+from drumline.capture.keys import INIT, ROUTING, in_order, split_key
+from drumline.capture.parts import Joined
 from drumline.verify.reference import Reference
 
 LIMITS = {"fp32": 4.0, "bf16": 2.0}
@@ -122,29 +122,3 @@ def _ratio(name: str, mine: torch.Tensor, reference: Reference, precision: str) 
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.1f} times" if ratio < 1e6 else f"{ratio:.1e} times"
-
-
-def in_order(keys: Iterable[str]) -> list[str]:
-    """Keys in the order in which steps compute them: within a step first the forward, then the loss, gradients from the
-    loss backwards, the norm and the new weights.
-    """
-    keys = list(keys)
-    names = list(dict.fromkeys(split_key(text)[2] for text in keys))
-    place = {name: index for index, name in enumerate(_forward_order(names))}
-
-    def rank(text: str) -> tuple[int, int, int]:
-        step, kind, name = split_key(text)
-        at = place[name]
-        return step, KINDS.index(kind), at if kind in (FORWARD, INIT, LOSS, NORM) else -at
-
-    return sorted(keys, key=rank)
-
-
-def _forward_order(names: list[str]) -> list[str]:
-    """Modules list parameters in the order in which they are used, but for norms of heads, which come before o_proj."""
-    place = {name: float(index) for index, name in enumerate(names)}
-    for name in names:
-        if name.endswith(("attention.q_norm.weight", "attention.k_norm.weight")):
-            o_proj = name[: name.rindex("attention.")] + "attention.o_proj.weight"
-            place[name] = place.get(o_proj, place[name]) - 0.5
-    return sorted(names, key=place.__getitem__)

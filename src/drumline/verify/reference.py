@@ -19,6 +19,13 @@ import torch
 import torch.nn.functional as F
 
 from drumline import models
+from drumline.capture import Tokens
+from drumline.capture.files import read, write
+from drumline.capture.keys import FORWARD, GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, key
+from drumline.capture.parts import Part, join, scalar
+from drumline.capture.recorder import Parts
+from drumline.capture.watch import ActivationWatch
+from drumline.data.made_up import made_up
 from drumline.models import Attend, Routed, update_balance
 from drumline.models.attention import SdpaAttend
 from drumline.models.decoder import Decoder
@@ -26,10 +33,9 @@ from drumline.models.moe import MixtureOfExperts
 from drumline.numerics.random import box_words
 from drumline.numerics.rounding import round_stochastically
 from drumline.recipe.sections import Optimizer, Recipe
-from drumline.verify.candidate import NUM_STEPS, rows_of
-from drumline.verify.recorded import GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, Part, join, key, read, scalar, write
+from drumline.schedules import Action, Kind
+from drumline.verify.candidate import NUM_STEPS
 from drumline.verify.start import fill
-from drumline.verify.watch import ForwardWatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Tensors = Mapping[str, torch.Tensor]
@@ -90,9 +96,13 @@ def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Att
     parts = _whole(0, INIT, {**named, **dict(model.named_buffers())})
     for step in range(1, NUM_STEPS + 1):
         numbers_BT = torch.arange(recipe.data.global_batch * recipe.data.seq_len).view(-1, recipe.data.seq_len)
-        watch = ForwardWatch(model, numbers_BT.split(num_rows) if step == 1 else (), numbers_BT.numel())
-        loss, counts = _forward_backward(recipe, model, step, num_rows)
-        parts += _join(watch.stop())
+        sink = Parts()
+        watch = ActivationWatch(model, Tokens(numbers_BT.split(num_rows), numbers_BT.numel()), sink, kinds=(FORWARD,))
+        if step == 1:
+            watch.start(step)
+        loss, counts = _forward_backward(recipe, model, step, num_rows, watch)
+        watch.stop()
+        parts += _join(sink.take())
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()}
         norm = float(sum(grad.double().square().sum() for grad in grads.values())) ** 0.5
         parts += [scalar(key(step, LOSS), loss), scalar(key(step, NORM), norm)]
@@ -108,10 +118,10 @@ def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Att
 
 
 def _forward_backward(
-    recipe: Recipe, model: Decoder, step: int, num_rows: int
+    recipe: Recipe, model: Decoder, step: int, num_rows: int, watch: ActivationWatch
 ) -> tuple[float, dict[int, torch.Tensor]]:
     batch = recipe.data.global_batch
-    rows = rows_of(recipe).rows(np.arange((step - 1) * batch, step * batch))
+    rows = made_up(recipe.data, recipe.run.seed, recipe.model).rows(np.arange((step - 1) * batch, step * batch))
     tokens, labels = torch.from_numpy(rows.tokens_BT), torch.from_numpy(rows.labels_BT)
     starts = torch.from_numpy(rows.starts_BT) if recipe.data.document_mask else None
     ahead = [(torch.from_numpy(further), torch.from_numpy(after)) for further, after in rows.ahead]
@@ -123,6 +133,7 @@ def _forward_backward(
         counts[layer] = counts.get(layer, 0) + routed.counts_E
 
     for at in range(0, batch, num_rows):
+        watch.begin(Action(0, Kind.FORWARD, at // num_rows))
         some = slice(at, at + num_rows)
         loss = model(
             tokens[some],

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drumline.capture.files import read
+from drumline.capture.parts import Joined, join
 from drumline.comm.forked import ForkedRanks
 from drumline.numerics import kernels
 from drumline.recipe.sections import Recipe
 from drumline.verify.candidate import record_rank
 from drumline.verify.judge import Verdict, judge
-from drumline.verify.recorded import Joined, join, read
 from drumline.verify.reference import Reference, read_reference, write_reference
 
 TIMEOUT_S = 120.0

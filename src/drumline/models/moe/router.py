@@ -32,11 +32,13 @@ class Routing(NamedTuple):
         experts_NK: int64; E, which is no expert, where a choice was dropped.
         weights_NK: of each choice, fp32 at least.
         probability_NE: scores that sum to 1 over the experts.
+        logits_NE: what the scores are made of, fp32 at least.
     """
 
     experts_NK: torch.Tensor
     weights_NK: torch.Tensor
     probability_NE: torch.Tensor
+    logits_NE: torch.Tensor
 
 
 class Router(nn.Module):
@@ -66,7 +68,7 @@ class Router(nn.Module):
         else:
             scores_NE = logits_NE.sigmoid()
             probability_NE = scores_NE / (scores_NE.sum(-1, keepdim=True) + _SMALLEST_SUM)
-        return Routing(*choose(scores_NE, self.moe, self.bias), probability_NE)
+        return Routing(*choose(scores_NE, self.moe, self.bias), probability_NE, logits_NE)
 
     @torch.no_grad()
     def update(self, counts_E: torch.Tensor) -> None:

@@ -1,41 +1,14 @@
-"""What a run under verification leaves behind: parts of logical tensors, under names that no layout changes.
+"""Parts of logical tensors as ranks hold them, and how they are joined again.
 
-    2/gradient/layers.0.mlp.up_proj.weight          step / kind / logical name
-
-Every rank writes its parts into a file; joined, they must agree bit for bit where they overlap and leave nothing out.
+Joined, parts must agree bit for bit where they overlap and leave nothing out.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-INIT, FORWARD, LOSS, ROUTING, GRADIENT, NORM, WEIGHT = (
-    "init",
-    "forward",
-    "loss",
-    "routing",
-    "gradient",
-    "norm",
-    "weight",
-)
-KINDS = (INIT, FORWARD, LOSS, ROUTING, GRADIENT, NORM, WEIGHT)
-"""In the order in which a step makes them."""
-
-
-def key(step: int, kind: str, name: str = "") -> str:
-    """`step/kind/name`; steps count from 1, what was there before is step 0."""
-    return f"{step}/{kind}/{name}"
-
-
-def split_key(text: str) -> tuple[int, str, str]:
-    """Step, kind and name of a key."""
-    step, kind, name = text.split("/", 2)
-    return int(step), kind, name
+from drumline.capture.digest import Digest
 
 
 @dataclass(frozen=True)
@@ -45,9 +18,11 @@ class Part:
     Attributes:
         key: of the tensor.
         shape: of the whole tensor.
-        tensor: the part.
+        tensor: the part; on meta where only its digest is kept.
         offsets: where it starts, for a box.
         rows_N: which rows of the first dim it has, int64, where it is no box; then its other dims are whole.
+        microbatch: of the global batch, where it was computed in one; -1: of none.
+        digest: of the part; None: it was not asked for.
     """
 
     key: str
@@ -55,6 +30,8 @@ class Part:
     tensor: torch.Tensor
     offsets: tuple[int, ...] = ()
     rows_N: torch.Tensor | None = None
+    microbatch: int = -1
+    digest: Digest | None = None
 
     @property
     def place(self) -> tuple:
@@ -63,34 +40,15 @@ class Part:
             return (self.rows_N,)
         return tuple(slice(at, at + size) for at, size in zip(self.offsets, self.tensor.shape, strict=True))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the tensor."""
+        return self.rows_N is None and tuple(self.tensor.shape) == self.shape
+
 
 def scalar(name: str, value: float) -> Part:
     """A number that every rank has."""
     return Part(name, (), torch.tensor(value, dtype=torch.float64))
-
-
-def write(parts: Sequence[Part], path: Path) -> None:
-    """Writes a rank's parts into a new file."""
-    tensors = {str(i): part.tensor.contiguous() for i, part in enumerate(parts)}
-    tensors |= {f"{i}#rows": part.rows_N for i, part in enumerate(parts) if part.rows_N is not None}
-    listed = [{"key": part.key, "shape": part.shape, "offsets": part.offsets} for part in parts]
-    save_file(tensors, path, metadata={"parts": json.dumps(listed)})
-
-
-def read(path: Path) -> list[Part]:
-    """Reads what `write` wrote."""
-    with safe_open(path, "pt") as file:
-        names = set(file.keys())
-        return [
-            Part(
-                entry["key"],
-                tuple(entry["shape"]),
-                file.get_tensor(str(i)),
-                tuple(entry["offsets"]),
-                file.get_tensor(f"{i}#rows") if f"{i}#rows" in names else None,
-            )
-            for i, entry in enumerate(json.loads(file.metadata()["parts"]))
-        ]
 
 
 @dataclass(frozen=True)
@@ -119,20 +77,30 @@ def join(ranks: Iterable[Sequence[Part]]) -> Joined:
         The tensors, and what does not fit together.
     """
     tensors: dict[str, torch.Tensor] = {}
-    seen: dict[str, torch.Tensor] = {}
+    seen: dict[str, torch.Tensor | None] = {}  # None: every element
     unequal: dict[str, None] = {}
     for parts in ranks:
         for part in parts:
             if part.key not in tensors:
+                if part.is_whole:
+                    tensors[part.key], seen[part.key] = part.tensor, None
+                    continue
                 tensors[part.key] = torch.zeros(part.shape, dtype=part.tensor.dtype)
                 seen[part.key] = torch.zeros(part.shape, dtype=torch.bool)
             whole, is_seen, place = tensors[part.key], seen[part.key], part.place
+            if is_seen is None:
+                if not same_bits(whole[place], part.tensor):
+                    unequal[part.key] = None
+                continue
             both = is_seen[place]
-            if not same_bits(whole[place][both], part.tensor[both]):
-                unequal[part.key] = None
-            whole[place] = torch.where(both, whole[place], part.tensor)
+            if both.any():
+                if not same_bits(whole[place][both], part.tensor[both]):
+                    unequal[part.key] = None
+                whole[place] = torch.where(both, whole[place], part.tensor)
+            else:
+                whole[place] = part.tensor
             is_seen[place] = True
-    missing = tuple(name for name, is_seen in seen.items() if not bool(is_seen.all()))
+    missing = tuple(name for name, is_seen in seen.items() if is_seen is not None and not bool(is_seen.all()))
     return Joined(tensors, tuple(unequal), missing)
 
 
@@ -143,5 +111,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same bits; zeros of both signs differ, equal not-a-numbers do not."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    integer = _INTEGERS[a.element_size()]
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+    return torch.equal(bits_of(a), bits_of(b))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor's elements as integers of their size; contiguous."""
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])

@@ -1,4 +1,4 @@
-"""The tokens that a layout is verified on: made up, the same on every rank, and awkward on purpose.
+"""Tokens that numerics are tried on: made up, the same on every rank, and awkward on purpose.
 
 Rows differ in what they hold. One in four is a single document; in another, documents end exactly where
 context-parallel ranks cut; the others have many short ones. Every row has another number of labels that count, so that
@@ -10,8 +10,13 @@ B rows, T tokens.
 import numpy as np
 
 from drumline.data.batch import IGNORED
+from drumline.data.digest import digest_of
 from drumline.data.stream import Rows
 from drumline.numerics.random import words
+from drumline.recipe.sections import Data, Model
+
+MADE_UP = "made-up"
+"""The source of a recipe that means them: `data.sources=made-up`."""
 
 SHORT = 9
 """Mean length of a short document, tokens."""
@@ -37,6 +42,7 @@ class MadeUpRows:
         self._vocab_size = vocab_size
         self._seed = seed
         self._num_ahead = num_ahead
+        self.digest = digest_of("made up", *map(str, (vocab_size, seq_len, seed, document_mask, num_ahead)))
 
     def rows(self, index_B: np.ndarray) -> Rows:
         """The rows of these indices."""
@@ -65,3 +71,19 @@ class MadeUpRows:
             begins = drawn[width:] % SHORT == 0
         begins[0] = True
         return tokens, np.maximum.accumulate(np.where(begins, np.arange(width), 0))
+
+
+def is_made_up(data: Data) -> bool:
+    """Whether a recipe asks for them."""
+    return [source.path for source in data.sources] == [MADE_UP]
+
+
+def made_up(data: Data, seed: int, model: Model) -> MadeUpRows:
+    """The samples of a recipe that asks for them."""
+    return MadeUpRows(
+        vocab_size=model.vocab_size,
+        seq_len=data.seq_len,
+        seed=seed,
+        document_mask=data.document_mask,
+        num_ahead=model.num_mtp_layers,
+    )

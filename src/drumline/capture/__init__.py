@@ -1,0 +1,10 @@
+"""Numerics by logical name: records what steps compute in any layout, reads it back as logical tensors, compares it.
+
+In: a model in its layout, and the steps of its training. Out: captures; differences between two; verdicts of gates.
+"""
+
+from drumline.capture.recorder import LEVELS, Recorder
+from drumline.capture.snapshot import Subject
+from drumline.capture.tokens import Tokens, tokens_of
+
+__all__ = ["LEVELS", "Recorder", "Subject", "Tokens", "tokens_of"]

@@ -1,0 +1,152 @@
+"""Records steps of training on one rank, at the level that is wanted, and writes a file a step.
+
+hash      a 64-bit hash of every tensor's bits
+stats     with it extremes, sums, and counts of what is not finite
+tensors   the tensors
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+
+from drumline.capture.digest import digest, starts_of_box, starts_of_rows
+from drumline.capture.files import write
+from drumline.capture.keys import INIT, LOSS, NORM, OPTIMIZER, WEIGHT, is_wanted, key, split_key
+from drumline.capture.parts import Part, scalar
+from drumline.capture.snapshot import Subject, add_gradients, add_moments, add_weights
+from drumline.capture.tokens import Tokens
+from drumline.capture.watch import ActivationWatch
+from drumline.schedules import Action
+
+HASH, STATS, TENSORS = "hash", "stats", "tensors"
+LEVELS = (HASH, STATS, TENSORS)
+
+
+class Parts:
+    """A sink that keeps parts.
+
+    Args:
+        level: of `LEVELS`.
+        only: patterns of names; empty: all.
+    """
+
+    def __init__(self, level: str = TENSORS, only: Sequence[str] = ()):
+        self.parts: list[Part] = []
+        self._level, self._only = level, tuple(only)
+        self._starts: dict[tuple, torch.Tensor] = {}
+
+    def add(
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        tensor: torch.Tensor,
+        *,
+        offsets: tuple[int, ...] = (),
+        rows_N: torch.Tensor | None = None,
+        microbatch: int = -1,
+    ) -> None:
+        """As `Sink`."""
+        if not is_wanted(split_key(key)[2], self._only):
+            return
+        if self._level == TENSORS:
+            self.parts.append(Part(key, shape, tensor.to("cpu", copy=True), offsets, rows_N, microbatch))
+            return
+        starts_R = self._starts_of(shape, offsets, tuple(tensor.shape), rows_N)
+        found = digest(tensor, starts_R, with_statistics=self._level == STATS)
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        self.parts.append(Part(key, shape, empty, offsets, rows_N, microbatch, found))
+
+    def take(self) -> list[Part]:
+        """Gives what was kept, and keeps it no longer."""
+        parts, self.parts = self.parts, []
+        return parts
+
+    def add_scalar(self, name: str, value: float) -> None:
+        """Keeps a number that every rank has."""
+        part = scalar(name, value)
+        self.add(name, (), part.tensor)
+
+    def _starts_of(
+        self, shape: tuple[int, ...], offsets: tuple[int, ...], size: tuple[int, ...], rows_N: torch.Tensor | None
+    ) -> torch.Tensor:
+        asked = (shape, offsets, size) if rows_N is None else (id(rows_N), shape[1])
+        if asked not in self._starts:  # rows live as long as the tokens of the rank do
+            self._starts[asked] = (
+                starts_of_box(shape, offsets, size) if rows_N is None else starts_of_rows(rows_N, shape[1])
+            )
+        return self._starts[asked]
+
+
+class Recorder:
+    """Records the steps that are wanted; between them it does nothing, and no hook is there.
+
+    Args:
+        subject: the model in its layout.
+        tokens: of this rank.
+        steps: to be recorded, from 1.
+        folder: gets a folder a step with a file a rank.
+        level: of `LEVELS`.
+        only: patterns of names of modules and parameters; empty: all.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        tokens: Tokens,
+        *,
+        steps: Collection[int],
+        folder: Path,
+        level: str = TENSORS,
+        only: Sequence[str] = (),
+    ):
+        self._subject, self._steps, self._folder = subject, frozenset(steps), folder
+        self._sink = Parts(level, only)
+        self._watch = ActivationWatch(subject.model, tokens, self._sink, only=only)
+        self._step = 0
+
+    def wants(self, step: int) -> bool:
+        """Whether a step is recorded."""
+        return step in self._steps
+
+    def start(self, step: int) -> None:
+        """Before a step that is wanted."""
+        self._step = step
+        if step == min(self._steps):
+            add_weights(self._sink, self._subject, step - 1, INIT)
+            add_moments(self._sink, self._subject, step - 1, INIT)
+        self._watch.start(step)
+
+    def begin(self, action: Action) -> None:
+        """A forward or backward of a micro-batch starts."""
+        self._watch.begin(action)
+
+    def end(self) -> None:
+        """It has ended."""
+        self._watch.end()
+
+    def reduced(self, loss: float, norm: float) -> None:
+        """Gradients have their sums, and nothing has been clipped.
+
+        Args:
+            loss: over the global batch.
+            norm: of all gradients.
+        """
+        self._watch.stop()
+        self._sink.add_scalar(key(self._step, LOSS), loss)
+        self._sink.add_scalar(key(self._step, NORM), norm)
+        add_gradients(self._sink, self._subject, self._step)
+
+    def finish(self) -> None:
+        """After the step: takes the new state and writes the file of the step."""
+        self._watch.stop()
+        add_moments(self._sink, self._subject, self._step, OPTIMIZER)
+        add_weights(self._sink, self._subject, self._step, WEIGHT)
+        folder = step_folder(self._folder, self._step)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(self._sink.take(), folder / f"rank-{self._subject.mesh.rank:05d}.safetensors")
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the files of a step lie in a capture."""
+    return folder / f"step-{step:08d}"

@@ -1,0 +1,156 @@
+"""What modules give in the forward, and the gradients of it, by logical name and token.
+
+Hooks are there from `start` to `stop` and at no other time. What activation checkpointing computes again is told apart.
+A compiled block is watched at its border: what is in it is one graph, and a hook would break it.
+
+B sequences, T tokens, D model width, N tokens of any number of sequences, E experts, K experts of a token.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, RECOMPUTE, ROUTER, is_wanted, key
+from drumline.capture.tokens import Tokens
+from drumline.models.moe.router import Router, Routing
+from drumline.schedules import Action
+
+_BLOCK = r"(layers\.\d+|mtp\.\d+\.block)"
+_WATCHED = re.compile(rf"embedding|{_BLOCK}(\.(attention_norm|attention|mlp_norm|mlp))?|norm|mtp\.\d+")
+
+
+class Sink(Protocol):
+    """Takes what a rank has of a logical tensor."""
+
+    def add(
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        tensor: torch.Tensor,
+        *,
+        offsets: tuple[int, ...] = (),
+        rows_N: torch.Tensor | None = None,
+        microbatch: int = -1,
+    ) -> None:
+        """Takes a part, which may be overwritten once this returns; as `Part`."""
+        ...
+
+
+class ActivationWatch:
+    """Records what the watched modules of a model give.
+
+    Args:
+        model: a decoder, or a rank's part of it, with logical names.
+        tokens: of this rank.
+        sink: takes what is recorded.
+        kinds: of `forward`, `recompute`, `backward`, `router`, `choice`.
+        only: patterns of names; empty: all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Tokens,
+        sink: Sink,
+        *,
+        kinds: Sequence[str] = (FORWARD, RECOMPUTE, BACKWARD, ROUTER, CHOICE),
+        only: Sequence[str] = (),
+    ):
+        self._model, self._tokens, self._sink = model, tokens, sink
+        self._kinds, self._only = frozenset(kinds), tuple(only)
+        self._step, self._microbatch = 0, 0
+        self._calls: dict[tuple[int, str, str], int] = {}
+        self._seen: set[tuple[int, str]] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def start(self, step: int) -> None:
+        """Begins to watch a step, whose number counts from 1."""
+        self._step = step
+        self._calls.clear()
+        self._seen.clear()
+        compiled: list[str] = []
+        for name, module in self._model.named_modules():
+            if any(name.startswith(f"{outer}.") for outer in compiled):
+                continue
+            is_compiled = module._compiled_call_impl is not None
+            if is_compiled:
+                compiled.append(name)
+            if _WATCHED.fullmatch(name) and is_wanted(name, self._only):
+                self._watch(module, name, is_compiled)
+            elif isinstance(module, Router) and self._kinds & {ROUTER, CHOICE} and is_wanted(name, self._only):
+                self._hook(module, lambda _, __, routing, name=name: self._take_routing(name, routing))
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def begin(self, action: Action) -> None:
+        """A forward or backward of a micro-batch starts."""
+        self._microbatch = action.microbatch
+
+    def end(self) -> None:
+        """It has ended."""
+
+    def _watch(self, module: nn.Module, name: str, is_compiled: bool) -> None:
+        if not is_compiled:
+            self._hook(module, lambda _, __, output: self._take(name, output))
+            return
+        compiled: Any = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = compiled(*args, **kwargs)
+            self._take(name, output)
+            return output
+
+        module._compiled_call_impl = call
+        self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
+
+    def _hook(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        self._undo.append(module.register_forward_hook(hook).remove)
+
+    def _take(self, name: str, output: Any) -> None:
+        x_BTD = output[0] if isinstance(output, tuple) else output
+        microbatch, is_again = self._microbatch, is_recomputing()
+        kind = RECOMPUTE if is_again else FORWARD
+        numbered = self._numbered(kind, name)
+        self._put(kind, numbered, x_BTD, microbatch)
+        if not is_again and BACKWARD in self._kinds and x_BTD.requires_grad:
+            x_BTD.register_hook(lambda grad: self._take_gradient(numbered, grad, microbatch))
+
+    def _take_gradient(self, name: str, grad_BTD: torch.Tensor, microbatch: int) -> None:
+        if (microbatch, name) not in self._seen:  # a backward that is split comes by twice
+            self._seen.add((microbatch, name))
+            self._put(BACKWARD, name, grad_BTD, microbatch)
+
+    def _take_routing(self, name: str, routing: Routing) -> None:
+        if is_recomputing():
+            return
+        numbered = self._numbered(ROUTER, name)
+        self._put(ROUTER, numbered, routing.logits_NE, self._microbatch)
+        self._put(CHOICE, numbered, routing.experts_NK.sort(dim=-1).values, self._microbatch)
+
+    def _numbered(self, kind: str, name: str) -> str:
+        """The name, with how often the module has run before in this micro-batch."""
+        place = self._microbatch, kind, name
+        count = self._calls[place] = self._calls.get(place, -1) + 1
+        return f"{name}#{count}" if count else name
+
+    def _put(self, kind: str, name: str, x: torch.Tensor, microbatch: int) -> None:
+        if kind not in self._kinds:
+            return
+        x_ND = x.detach().flatten(0, -2)
+        rows_N = self._tokens.rows(microbatch, len(x_ND))
+        if rows_N is None:
+            return
+        shape, number = (self._tokens.num_tokens, x_ND.shape[1]), self._tokens.first + microbatch
+        self._sink.add(key(self._step, kind, name), shape, x_ND, rows_N=rows_N, microbatch=number)
+
+
+def is_recomputing() -> bool:
+    """Whether a backward runs: a forward in it is one that activation checkpointing runs again."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,178 @@
+"""`drumline numerics`: records what steps compute by logical name, and compares it."""
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from drumline.cli.environment import calm_threads
+from drumline.cli.output import print_json
+from drumline.recipe import DrumlineError, Recipe, load
+
+numerics = typer.Typer(
+    name="numerics",
+    help="Capture what steps compute, compare captures, and gate them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@numerics.command()
+def capture(
+    recipe: Annotated[
+        str, typer.Argument(help="A built-in recipe's name, a TOML file, or the recipe.json of a run or a baseline.")
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
+    steps: Annotated[str, typer.Option(help="Steps to record, from 1: 3, or 3,4, or 3-6.")] = "1",
+    level: Annotated[
+        str, typer.Option(help="hash: a hash of each tensor. stats: extremes and sums, too. tensors: all elements.")
+    ] = "tensors",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Record only modules and parameters that match, such as 'layers.*.attention'; repeatable."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks to start here; by default as many as the layout needs.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Folder of the capture; by default captures/RECIPE-LAYOUT.")] = "",
+    start: Annotated[str, typer.Option("--from", help="Begin from this commit, not from the first weights.")] = "",
+) -> None:
+    """Record what steps compute, by logical name, in any layout.
+
+    Trains to the last of the steps and records in each: outputs of modules and their gradients, gradients of
+    parameters, weights, optimizer states, router logits and choices, loss and gradient norm. A rank writes a file a
+    step. Nothing is written into the run's own directory.
+    """
+    changes = overrides or []
+    resolved = load(recipe, changes, command="drumline numerics capture")
+    calm_threads()  # OpenMP reads its settings when torch is loaded
+    from drumline.capture import LEVELS
+    from drumline.cli.train import check_fits_here, check_runs_here
+    from drumline.comm import read_place
+    from drumline.launch import launch_local, must_launch
+    from drumline.train.captured import Wanted
+
+    if level not in LEVELS:
+        raise DrumlineError(f"--level {level} is no level; there are {', '.join(LEVELS)}")
+    wanted = Wanted(
+        steps=_steps(steps, resolved),
+        level=level,
+        only=tuple(only or ()),
+        folder=_new_folder(out or f"captures/{resolved.name}-{resolved.layout}"),
+        commit=_commit(start),
+    )
+    place = read_place()
+    if nproc is None and place.source == "alone":
+        nproc = resolved.layout.num_ranks
+    command = ("drumline", "numerics", "capture", recipe, *changes)
+    device = check_runs_here(resolved, nproc or place.world_size, command)
+    entry = functools.partial(run_one_rank, resolved.model_dump_json(), wanted)
+    if must_launch(nproc, place):
+        check_fits_here(nproc or 1)
+        code = launch_local(
+            entry,
+            nproc or 1,
+            log_dir=wanted.folder / "logs",
+            device=device,
+            timeout_s=resolved.resilience.timeout_s,
+            num_threads=resolved.run.threads,
+        )
+        if code:
+            raise typer.Exit(code)
+    else:
+        entry()
+    if place.rank == 0:
+        _tell(wanted.folder)
+
+
+@numerics.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A capture, taken for what is right.")],
+    b: Annotated[str, typer.Argument(help="A capture of the same in another layout, precision or version.")],
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, help="Relative difference (Frobenius) up to which a tensor is equal; 0: every bit."),
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    html: Annotated[str, typer.Option(help="Write a report: one HTML file that opens offline.")] = "",
+    rows: Annotated[int, typer.Option(min=0, help="Tensors that differ to list; 0: all.")] = 12,
+) -> None:
+    """Compare two captures, tensor by tensor, in the order in which a step computes them.
+
+    Exit code 0: nothing differs; 1: something does, and the first that does is named; 2: they cannot be compared.
+    """
+    calm_threads()
+    from drumline.capture.diff import diff as compare
+    from drumline.capture.reading import Capture
+    from drumline.cli.differences import MAPS, document, progress, tell
+
+    first, second = Capture(Path(a)), Capture(Path(b))
+    with progress("tensors") as told:
+        found = compare(first, second, tolerance=tolerance, num_maps=MAPS if html else 0, progress=told)
+    if html:
+        from drumline.report.differences import write_differences
+
+        write_differences(found, Path(html), (first.manifest, second.manifest))
+    if as_json:
+        print_json(document(found))
+    else:
+        tell(found, rows)
+        if html:
+            typer.echo(f"{html}  (opens offline)")
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
+def run_one_rank(recipe_json: str, wanted: object) -> None:
+    """Records this process's rank.
+
+    Args:
+        recipe_json: the resolved recipe.
+        wanted: what is recorded; a `train.captured.Wanted`.
+    """
+    from drumline.comm import read_place
+    from drumline.train.captured import Wanted, capture_rank
+
+    assert isinstance(wanted, Wanted)
+    capture_rank(Recipe.model_validate_json(recipe_json), read_place(), wanted)
+
+
+def _steps(text: str, recipe: Recipe) -> tuple[int, ...]:
+    found: set[int] = set()
+    for word in text.split(","):
+        first, _, last = word.strip().partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise DrumlineError(f"--steps {text}: {word!r} is no step\n  try: --steps 3,4 or --steps 3-6")
+        found |= set(range(int(first), int(last or first) + 1))
+    if not found or min(found) < 1 or max(found) > recipe.run.steps:
+        raise DrumlineError(f"--steps {text}: steps go from 1 to run.steps = {recipe.run.steps:,}")
+    return tuple(sorted(found))
+
+
+def _new_folder(name: str) -> Path:
+    folder = Path(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DrumlineError(f"{folder} is there already; name another folder with --out, or remove it")
+    return folder
+
+
+def _commit(name: str) -> Path | None:
+    if name and not Path(name).is_dir():
+        raise DrumlineError(
+            f"--from {name} is no commit\n  try: --from runs/NAME/checkpoints/step-00000010 (drumline checkpoint list)"
+        )
+    return Path(name) if name else None
+
+
+def _tell(folder: Path) -> None:
+    from drumline.capture.reading import Capture
+
+    found = Capture(folder)
+    num_bytes = sum(path.stat().st_size for path in folder.glob("step-*/*.safetensors"))
+    steps, num_ranks = ", ".join(map(str, found.manifest.steps)), found.manifest.num_ranks
+    typer.echo(
+        f"{folder}: {len(found.keys):,} tensors of step {steps} by {num_ranks} rank{'s' * (num_ranks > 1)} "
+        f"({found.manifest.layout}), {found.manifest.level}, {num_bytes / 2**20:,.1f} MiB"
+    )
