@@ -6,6 +6,7 @@ too. `classify` says what is known of any operator, `strict` refuses those of wh
 
 from drumline.numerics.invariant.layers import embedding, rms_norm, swiglu
 from drumline.numerics.invariant.loss import cross_entropy
+from drumline.numerics.invariant.products import linear, matmul, weight_gradient
 from drumline.numerics.invariant.registry import OPERATORS, Entry, classify
 from drumline.numerics.invariant.rows import log_softmax, mean, softmax, sum
 from drumline.numerics.invariant.strict import NotInvariantError, strict
@@ -17,11 +18,14 @@ __all__ = [
     "classify",
     "cross_entropy",
     "embedding",
+    "linear",
     "log_softmax",
+    "matmul",
     "mean",
     "rms_norm",
     "softmax",
     "strict",
     "sum",
     "swiglu",
+    "weight_gradient",
 ]

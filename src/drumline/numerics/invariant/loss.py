@@ -1,6 +1,6 @@
 """Cross-entropy of rows of logits, whose bits depend on the row alone.
 
-    loss = log sum_v exp(l_v) - l_label          dl = softmax(l) - onehot(label)
+loss = log sum_v exp(l_v) - l_label          dl = softmax(l) - onehot(label)
 """
 
 import torch
@@ -49,9 +49,7 @@ def _run(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     counts = labels != ignored
     num_bad = int((counts & ((labels < 0) | (labels >= logits.shape[-1]))).sum())
     if num_bad:
-        raise IndexError(
-            f"{num_bad} labels lie outside the vocabulary of {logits.shape[-1]} and are not {ignored}"
-        )
+        raise IndexError(f"{num_bad} labels lie outside the vocabulary of {logits.shape[-1]} and are not {ignored}")
     log_probability = plain.softmax(plain.wide(logits), is_log=True)
     chosen = labels.where(counts, 0)[:, None]
     losses = -log_probability.gather(1, chosen)[:, 0] * counts

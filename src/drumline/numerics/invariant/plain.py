@@ -1,7 +1,7 @@
 """The same operators in plain torch, for any device and dtype: slow, and invariant too.
 
 They are made of elementwise additions and products alone, which IEEE 754 rounds in one way whatever surrounds an
-element, and of exp, log and sqrt, which torch's vectorized and scalar forms round alike (probed). Sums are a binary tree
+element, and of exp, log and sqrt, which torch rounds alike in vectors and alone (probed). Sums are a binary tree
 over positions; a product's sum ascends over k. Their bits differ from the kernels': a run uses one or the other.
 """
 
