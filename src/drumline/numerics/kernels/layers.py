@@ -66,14 +66,14 @@ class _Swiglu(torch.autograd.Function):
         return _swiglu_backward(grad_outputs[0], *ctx.saved_tensors)
 
 
-def _run_norm(library: ctypes.CDLL, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def run_norm(library: ctypes.CDLL, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     x, weight = x.contiguous(), _rounded(weight, x.dtype)
     y, scale = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float32)
     library.drumline_norm_forward(*pointers(x, weight, y, scale), *rows_and_width(x), ctypes.c_float(eps), *mode(x))
     return y, scale
 
 
-def _run_norm_backward(
+def run_norm_backward(
     library: ctypes.CDLL, grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     grad, x, wide = grad.contiguous(), x.contiguous(), _rounded(weight, x.dtype)
@@ -84,14 +84,14 @@ def _run_norm_backward(
     return grad_x, grad_weight.to(weight.dtype)
 
 
-def _run_swiglu(library: ctypes.CDLL, gate: Tensor, up: Tensor) -> Tensor:
+def run_swiglu(library: ctypes.CDLL, gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     y = torch.empty_like(gate)
     library.drumline_swiglu_forward(*pointers(gate, up, y), ctypes.c_int64(y.numel()), *mode(gate))
     return y
 
 
-def _run_swiglu_backward(library: ctypes.CDLL, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def run_swiglu_backward(library: ctypes.CDLL, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
     library.drumline_swiglu_backward(
@@ -118,9 +118,9 @@ def _check(library: ctypes.CDLL) -> None:
     x, y, grad = (torch.randn((70, 45), generator=generator) for _ in range(3))
     weight = torch.randn(45, generator=generator)
     own: list[Tensor] = []
-    out, scale = _run_norm(library, x, weight, 1e-5)
-    own += [out, *_run_norm_backward(library, grad, x, weight, scale)]
-    own += [_run_swiglu(library, x, y), *_run_swiglu_backward(library, grad, x, y)]
+    out, scale = run_norm(library, x, weight, 1e-5)
+    own += [out, *run_norm_backward(library, grad, x, weight, scale)]
+    own += [run_swiglu(library, x, y), *run_swiglu_backward(library, grad, x, y)]
     with torch.enable_grad():
         x64, y64, weight64 = (t.double().requires_grad_() for t in (x, y, weight))
         normed, gated = F.rms_norm(x64, (45,), weight64, 1e-5), F.silu(x64) * y64
@@ -138,21 +138,21 @@ def _like(x: Tensor) -> Tensor:
 
 _norm = define(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    lambda *inputs: _run_norm(library(), *inputs),
+    lambda *inputs: run_norm(library(), *inputs),
     lambda x, weight, eps: (_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)),
 )
 _norm_backward = define(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)",
-    lambda *inputs: _run_norm_backward(library(), *inputs),
+    lambda *inputs: run_norm_backward(library(), *inputs),
     lambda grad, x, weight, scale: (_like(x), torch.empty_like(weight)),
 )
 _swiglu = define(
     "swiglu(Tensor gate, Tensor up) -> Tensor",
-    lambda *inputs: _run_swiglu(library(), *inputs),
+    lambda *inputs: run_swiglu(library(), *inputs),
     lambda gate, up: _like(gate),
 )
 _swiglu_backward = define(
     "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)",
-    lambda *inputs: _run_swiglu_backward(library(), *inputs),
+    lambda *inputs: run_swiglu_backward(library(), *inputs),
     lambda grad, gate, up: (_like(gate), _like(up)),
 )

@@ -33,7 +33,7 @@ def cross_entropy_(logits_CV: Tensor, labels_C: Tensor, ignored: int, with_gradi
     return _cross_entropy(logits_CV, labels_C, ignored, with_gradient)
 
 
-def _run(library: ctypes.CDLL, logits: Tensor, labels: Tensor, ignored: int, with_gradient: bool) -> Tensor:
+def run(library: ctypes.CDLL, logits: Tensor, labels: Tensor, ignored: int, with_gradient: bool) -> Tensor:
     if not logits.is_contiguous():
         raise ValueError(f"cross_entropy_: logits must be contiguous, got strides {logits.stride()}")
     labels, losses = labels.contiguous(), torch.empty(labels.shape, dtype=torch.float32)
@@ -66,7 +66,7 @@ def _check(library: ctypes.CDLL) -> None:
         wide = logits.double().requires_grad_()
         wanted = F.cross_entropy(wide, labels, reduction="none")
         wanted_grad = torch.autograd.grad(wanted.sum(), wide)[0]
-    losses = _run(library, logits, labels, -100, with_gradient=True)
+    losses = run(library, logits, labels, -100, with_gradient=True)
     error = max((losses - wanted).abs().max().item(), (logits - wanted_grad).abs().max().item())
     if not error < 1e-5:
         raise KernelError(f"the built kernel of cross-entropy is wrong here: it differs from fp64 by {error:.1e}")
@@ -74,6 +74,6 @@ def _check(library: ctypes.CDLL) -> None:
 
 _cross_entropy = define(
     "cross_entropy_(Tensor(a!) logits, Tensor labels, int ignored, bool with_gradient) -> Tensor",
-    lambda *inputs: _run(library(), *inputs),
+    lambda *inputs: run(library(), *inputs),
     lambda logits, labels, ignored, with_gradient: labels.new_empty(labels.shape, dtype=torch.float32),
 )

@@ -15,20 +15,21 @@ DTYPES = (torch.float32, torch.bfloat16)
 _LIBRARY = torch.library.Library("drumline", "FRAGMENT")
 
 
-def define(schema: str, compute: Callable, shapes: Callable) -> Callable:
+def define(schema: str, compute: Callable, shapes: Callable, key: str = "CPU") -> Callable:
     """Define an operator.
 
     Args:
         schema: name, arguments and results in torch's schema language.
-        compute: the implementation for CPU tensors.
+        compute: the implementation.
         shapes: the same for fake tensors: results of the right shape and dtype.
+        key: the dispatch key that it is for; CompositeExplicitAutograd: tensors of any device.
 
     Returns:
         The operator.
     """
     name = schema[: schema.index("(")]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, compute, "CPU")
+    _LIBRARY.impl(name, compute, key)
     torch.library.register_fake(f"drumline::{name}", shapes, lib=_LIBRARY)
     return getattr(torch.ops.drumline, name).default
 

@@ -1,0 +1,50 @@
+"""Which of an operator's two forms runs: the C++ kernel, or plain torch."""
+
+import ctypes
+import functools
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from drumline.numerics.kernels.build import KernelError
+from drumline.numerics.kernels.operators import DTYPES, define
+
+_EVERY_DEVICE = "CompositeExplicitAutograd"
+
+
+@functools.cache
+def _built(module: ModuleType) -> ctypes.CDLL | None:
+    try:
+        return module.library()
+    except KernelError:
+        return None
+
+
+def library(module: ModuleType, *tensors: Tensor) -> ctypes.CDLL | None:
+    """The library of a module of `drumline.numerics.kernels`, or None where plain torch is to run.
+
+    Args:
+        module: with a function `library`.
+        *tensors: the operator's floating inputs; a kernel takes CPU tensors in fp32 or bf16.
+
+    Returns:
+        The built library; None where it cannot be built, or does not take the tensors.
+    """
+    fits = all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
+    return _built(module) if fits else None
+
+
+def operator(schema: str, compute, shapes):
+    """Defines a torch operator of the namespace `drumline` for tensors of every device."""
+    return define(schema, compute, shapes, key=_EVERY_DEVICE)
+
+
+def like(x: Tensor) -> Tensor:
+    """An empty contiguous tensor as x is."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def as_wide(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """An empty tensor of x's device, in fp32 at least."""
+    return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
