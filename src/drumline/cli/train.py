@@ -4,14 +4,17 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from drumline.cli.environment import calm_threads, terminal
 from drumline.cluster import accelerator_names
-from drumline.recipe import Recipe, check, load
+from drumline.recipe import Machine, Recipe, RecipeError, check, load
 from drumline.recipe.errors import DrumlineError
+
+if TYPE_CHECKING:
+    from drumline.comm import Place
 
 MAX_RANKS_A_CORE = 32  # more only fill the memory; a few a core are how layouts are tried on a laptop
 
@@ -32,7 +35,8 @@ def train(
     and exit. Under torchrun or SLURM the command takes its place from the environment.
     """
     changes = overrides or []
-    resolved = load(recipe, changes, command="drumline train")
+    options = ("--nproc", str(nproc)) if nproc is not None else ()
+    resolved = _load(recipe, changes, nproc, options)
     # OpenMP reads its settings when torch is loaded.
     calm_threads()
     from drumline.comm import read_place
@@ -40,10 +44,12 @@ def train(
     from drumline.train import run_folder
 
     place = read_place()
+    world_size = _world_size(nproc, place)
     if nproc is None and place.source == "alone":
         nproc = resolved.layout.num_ranks
     launches = must_launch(nproc, place)
-    _check(resolved, nproc or place.world_size, ("drumline", "train", recipe, *changes))
+    words = ("drumline", "train", recipe, *changes, *options)
+    check(resolved, **vars(_machine(resolved.run.device, world_size)), command=words)
     entry = functools.partial(run_one_rank, resolved.model_dump_json(), as_json)
     if not launches:
         entry()
@@ -55,7 +61,7 @@ def train(
         entry,
         nproc or 1,
         log_dir=run_folder(resolved) / "logs",
-        device=_device(resolved),
+        device=_device(resolved.run.device),
         max_restarts=resolved.resilience.max_restarts,
         timeout_s=resolved.resilience.timeout_s,
         num_threads=resolved.run.threads,
@@ -97,21 +103,31 @@ def _check_fits_here(num_ranks: int) -> None:
         )
 
 
-def _device(recipe: Recipe) -> str:
+def _load(recipe: str, changes: Sequence[str], nproc: int | None, options: Sequence[str]) -> Recipe:
+    try:
+        return load(recipe, changes, command="drumline train", options=options)
+    except RecipeError:
+        # What is offered must also work here; to know this machine takes torch, which a good recipe loads later.
+        from drumline.comm import read_place
+
+        machine = _machine("auto", _world_size(nproc, read_place()))
+        return load(recipe, changes, command="drumline train", options=options, machine=machine)
+
+
+def _world_size(nproc: int | None, place: "Place") -> int | None:
+    """Ranks that were asked for; None where there are as many as the layout needs."""
+    return nproc if nproc is not None or place.source == "alone" else place.world_size
+
+
+def _device(wanted: str) -> Literal["cpu", "cuda"]:
     import torch
 
-    return "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def _check(recipe: Recipe, world_size: int, command: Sequence[str]) -> None:
+def _machine(wanted_device: str, world_size: int | None) -> Machine:
     import torch
 
-    device = _device(recipe)
-    check(
-        recipe,
-        world_size=world_size,
-        device="cuda" if device == "cuda" else "cpu",
-        has_bf16=device == "cpu" or torch.cuda.is_bf16_supported(),
-        accelerators=accelerator_names(),
-        command=command,
-    )
+    device = _device(wanted_device)
+    has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported()
+    return Machine(world_size, device, has_bf16, accelerator_names())
