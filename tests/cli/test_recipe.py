@@ -77,6 +77,14 @@ def test_what_validate_says_would_work_works(run):
     assert run(*mended, "--world-size", 2)[0] == 0
 
 
+def test_what_validate_says_would_work_keeps_its_options(run):
+    _, _, err = run("recipe", "validate", "llama3-debug", "layout=dp0", "--world-size", 2, "--device", "cpu")
+    assert err.endswith(
+        'nearest that work: "dp2", "fsdp2"      try: layout=dp2\n'
+        "this would work: drumline recipe validate llama3-debug layout=dp2 --world-size 2 --device cpu\n"
+    )
+
+
 def test_validate_as_json_has_problems_for_programs(run):
     code, out, err = run("recipe", "validate", "llama3-debug", "optimizer.lr=nan", "run.step=3", "--json")
     document = json.loads(out)

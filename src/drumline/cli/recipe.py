@@ -7,6 +7,7 @@ import typer
 from drumline.cli.output import print_json, print_table
 from drumline.recipe import (
     CheckFailed,
+    Machine,
     Problem,
     Recipe,
     RecipeError,
@@ -132,10 +133,12 @@ def validate(
     from drumline.cluster import accelerator_names
 
     command = "drumline recipe validate"
-    words = (*command.split(), name, *(overrides or ()))
+    machine = Machine(world_size, device, accelerators=accelerator_names())
+    options = [word for option in (("--world-size", world_size), ("--device", device)) if option[1] for word in option]
+    words = [str(word) for word in options]
     try:
-        found = load(name, overrides or (), command=command)
-        check(found, world_size=world_size, device=device, accelerators=accelerator_names(), command=words)
+        found = load(name, overrides or (), command=command, options=words, machine=machine)
+        check(found, **vars(machine), command=(*command.split(), name, *(overrides or ()), *words))
     except RecipeError as error:
         if json:
             print_json(

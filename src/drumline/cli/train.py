@@ -4,14 +4,17 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from drumline.cli.environment import calm_threads, terminal
 from drumline.cluster import accelerator_names
-from drumline.recipe import Recipe, check, load
+from drumline.recipe import Machine, Recipe, RecipeError, check, load
 from drumline.recipe.errors import DrumlineError
+
+if TYPE_CHECKING:
+    from drumline.comm import Place
 
 MAX_RANKS_A_CORE = 32  # more only fill the memory; a few a core are how layouts are tried on a laptop
 
@@ -32,7 +35,8 @@ def train(
     and exit. Under torchrun or SLURM the command takes its place from the environment.
     """
     changes = overrides or []
-    resolved = load(recipe, changes, command="drumline train")
+    options = ("--nproc", str(nproc)) if nproc is not None else ()
+    resolved = _load(recipe, changes, nproc, options)
     # OpenMP reads its settings when torch is loaded.
     calm_threads()
     from drumline.comm import read_place
@@ -40,10 +44,11 @@ def train(
     from drumline.train import run_folder
 
     place = read_place()
+    world_size = _world_size(nproc, place)
     if nproc is None and place.source == "alone":
         nproc = resolved.layout.num_ranks
     launches = must_launch(nproc, place)
-    device = check_runs_here(resolved, nproc or place.world_size, ("drumline", "train", recipe, *changes))
+    device = check_runs_here(resolved, world_size, ("drumline", "train", recipe, *changes, *options))
     entry = functools.partial(run_one_rank, resolved.model_dump_json(), as_json)
     if not launches:
         entry()
@@ -98,26 +103,46 @@ def check_fits_here(num_ranks: int) -> None:
         )
 
 
-def check_runs_here(recipe: Recipe, world_size: int, command: Sequence[str]) -> str:
+def check_runs_here(recipe: Recipe, world_size: int | None, command: Sequence[str]) -> str:
     """Refuses a recipe that cannot run in a world, or on this machine's devices.
 
     Args:
         recipe: resolved.
-        world_size: ranks that there are or will be.
+        world_size: ranks that there are or will be; None: as many as the layout needs.
         command: what the user typed, for lines to try.
 
     Returns:
         The kind of device that it runs on.
     """
+    check(recipe, **vars(_machine(recipe.run.device, world_size)), command=command)
+    return _device(recipe.run.device)
+
+
+def _load(recipe: str, changes: Sequence[str], nproc: int | None, options: Sequence[str]) -> Recipe:
+    try:
+        return load(recipe, changes, command="drumline train", options=options)
+    except RecipeError:
+        # What is offered must also work here; to know this machine takes torch, which a good recipe loads later.
+        from drumline.comm import read_place
+
+        machine = _machine("auto", _world_size(nproc, read_place()))
+        return load(recipe, changes, command="drumline train", options=options, machine=machine)
+
+
+def _world_size(nproc: int | None, place: "Place") -> int | None:
+    """Ranks that were asked for; None where there are as many as the layout needs."""
+    return nproc if nproc is not None or place.source == "alone" else place.world_size
+
+
+def _device(wanted: str) -> Literal["cpu", "cuda"]:
     import torch
 
-    device = "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
-    check(
-        recipe,
-        world_size=world_size,
-        device="cuda" if device == "cuda" else "cpu",
-        has_bf16=device == "cpu" or torch.cuda.is_bf16_supported(),
-        accelerators=accelerator_names(),
-        command=command,
-    )
-    return device
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _machine(wanted_device: str, world_size: int | None) -> Machine:
+    import torch
+
+    device = _device(wanted_device)
+    has_bf16 = device == "cpu" or torch.cuda.is_bf16_supported()
+    return Machine(world_size, device, has_bf16, accelerator_names())

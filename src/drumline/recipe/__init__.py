@@ -11,6 +11,7 @@ from drumline.recipe.json_schema import schema
 from drumline.recipe.layout import Layout
 from drumline.recipe.loading import load
 from drumline.recipe.problem import ABSENT, Problem
+from drumline.recipe.rules import Machine
 from drumline.recipe.sections import Recipe
 from drumline.recipe.shapes import num_active_parameters, num_parameters, parameter_shapes
 from drumline.recipe.validation import check, problems
@@ -21,6 +22,7 @@ __all__ = [
     "Difference",
     "DrumlineError",
     "Layout",
+    "Machine",
     "Problem",
     "Recipe",
     "RecipeError",

@@ -43,6 +43,11 @@ def find(key: str) -> FieldInfo | None:
     return keys().get(".".join("*" if part.isdigit() else part for part in key.split(".")))
 
 
+def is_within(key: str, section: str) -> bool:
+    """Whether a dotted key is a section's, or the section itself."""
+    return key == section or key.startswith(f"{section}.")
+
+
 def is_text(key: str) -> bool:
     """Whether a key holds text, so that what is typed for it needs no quotes: a string or a choice of strings."""
     info = find(key)

@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from drumline.recipe.keys import is_text
-from drumline.recipe.layout import AXES, MAX_DEGREE, LayoutError, parse
+from drumline.recipe.keys import is_text, is_within
+from drumline.recipe.layout import AXES, MAX_DEGREE, Layout, LayoutError, parse
 from drumline.recipe.problem import ABSENT, Problem
 
 Tree = dict[str, Any]
@@ -38,6 +38,7 @@ def apply(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
             problems.append(Problem("override-syntax", "", ABSENT, rule))
             continue
         key = key.strip()
+        problems = [problem for problem in problems if not is_within(problem.key, key)]  # what is replaced does no harm
         if (index := _ELEMENT.match(key)) and not _reaches(index[1], elements := _elements(tree)):
             rule = f"names no element: data.sources has {len(elements)}, so the next is data.sources.{len(elements)}"
             problems.append(Problem("override-index", key, value, rule))
@@ -141,10 +142,7 @@ def _spell_out(tree: Tree) -> tuple[Tree, list[Problem]]:
 
 
 def layout_problem(text: str, error: LayoutError) -> Problem:
-    """What is wrong with a layout string, with the layout that its readable parts make."""
+    """What is wrong with a layout string, with the layout that its readable parts make; of one rank without any."""
     parts = dict(re.findall(r"(pp|dp|fsdp|cp|tp|ep)\s*[=:x*_-]?\s*0*([1-9]\d{0,9})", text.lower()))
-    guess = ".".join(axis + degree for axis, degree in parts.items() if int(degree) <= MAX_DEGREE)
-    nearest = (guess,) if guess and guess != text else ()
-    return Problem(
-        "layout-syntax", "layout", text, f"cannot be read: {error}", nearest, f"layout={guess}" if nearest else ""
-    )
+    guess = ".".join(axis + degree for axis, degree in parts.items() if int(degree) <= MAX_DEGREE) or str(Layout())
+    return Problem("layout-syntax", "layout", text, f"cannot be read: {error}", (guess,), f"layout={guess}")
