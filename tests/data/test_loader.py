@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.data.texts import ListSource
 
 from drumline.data import Batch, Loader, check_vocabulary, open_dataset
+from drumline.data.corpus import Corpus
 from drumline.data.prepare import prepare
 from drumline.recipe import load
 from drumline.recipe.errors import DrumlineError
@@ -74,6 +75,18 @@ def test_a_mixture_that_is_read_as_one_path_says_how_one_is_written(mixed, form)
         sources = open_dataset(load("llama3-debug", words).data, 0).sources
         assert [source.path for source in sources] == ([one, two] if "two" in form else [one])
         assert sources[0].weight == weight
+
+
+def test_a_shard_of_which_a_byte_was_changed_is_named_before_training(make_folder):
+    folder = make_folder(TEXTS)
+    data = Data(sources=(Source(path=str(folder)),), seq_len=16)
+    open_dataset(data, 0)
+    (shard, *_) = [entry.tokens for entry in Corpus(folder).manifest.shards]
+    with open(folder / shard.name, "r+b") as file:
+        file.seek(100)
+        file.write(b"\x21\x00")  # a byte's token like any other
+    with pytest.raises(DrumlineError, match=rf"{shard.name} is damaged: its digest is .*, the manifest says"):
+        open_dataset(data, 0)
 
 
 def test_a_comma_in_the_name_of_a_folder_that_exists_is_no_mixture(make_folder):

@@ -250,6 +250,7 @@ def check_vocabulary(dataset: Dataset, vocab_size: int) -> None:
 def _open_folder(path: str, data: Data) -> Corpus:
     refuse_joined(path)
     corpus = Corpus(Path(path).expanduser())
+    corpus.check_tokens()
     made_by = corpus.manifest.tokenizer.spec
     if data.tokenizer not in (made_by, Data.model_fields["tokenizer"].default) and not _is_tokenizer_of(
         data.tokenizer, corpus
