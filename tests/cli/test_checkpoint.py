@@ -90,6 +90,17 @@ def test_list_of_a_run_without_commits_says_so(call, tmp_path):
     assert (code, "no commits" in out) == (0, True)
 
 
+def test_list_of_a_commit_says_which_run_to_list(call, runs, monkeypatch):
+    run = runs / "a"
+    code, out, err = call("list", run / "checkpoints" / "step-00000010")
+    assert (code, out) == (2, "")
+    assert "step-00000010 is a commit; list takes the run that it is of" in err
+    assert err.splitlines()[1] == f"  try: drumline checkpoint list {run}"
+    assert call("list", run)[0] == 0
+    monkeypatch.chdir(run / "checkpoints")
+    assert call("list", "step-00000010")[2].splitlines()[1] == f"  try: drumline checkpoint list {run}"
+
+
 @pytest.mark.parametrize("command", ["list", "inspect", "verify", "export"])
 def test_a_path_without_commits_is_a_wrong_request(call, tmp_path, command):
     extra = [tmp_path / "out"] if command == "export" else []

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from drumline.cli import app
+from drumline.data import open_dataset
+from drumline.recipe import DrumlineError, load, problems
 
 
 @pytest.fixture
@@ -40,6 +42,33 @@ def test_prepare_then_inspect_then_verify(here, capsys):
     assert "  document 0" in out
     code, out, _ = run(capsys, "verify", "data/text")
     assert (code, "every file is as it was written" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_documents", "ends"),
+    [
+        ((), 1, "run.validation_batches=0\n  (a single document leaves none for validation"),
+        (("--documents", "line"), 600, "data.sources=data/one\n"),
+        (
+            ("--documents", "line", "--validation-fraction", "0"),
+            600,
+            "run.validation_batches=0\n  (no document is kept",
+        ),
+    ],
+)
+def test_what_prepare_says_to_train_with_opens(here, capsys, options, num_documents, ends):
+    (here / "one.txt").write_text("Left. Right. Paradiddle.\n" * 600)
+    code, out, _ = run(capsys, "prepare", "one.txt", "--tokenizer", "bytes", *options)
+    assert (code, f"in {num_documents} document" in out, ends in out) == (0, True, True)
+    words = next(line for line in out.splitlines() if "drumline train" in line).split()
+    recipe = load("llama3-debug", words[3:])
+    assert not problems(recipe)
+    open_dataset(recipe.data, seed=0, split="train")
+    if recipe.run.validation_batches:
+        open_dataset(recipe.data, seed=0, split="validation")
+    else:
+        with pytest.raises(DrumlineError, match="no document for validation"):
+            open_dataset(recipe.data, seed=0, split="validation")
 
 
 def test_json_output_is_one_document_and_nothing_else(here, capsys):

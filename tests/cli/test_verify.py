@@ -51,6 +51,12 @@ def test_json_is_one_document_with_a_verdict_a_layout():
         (("llama3-debug", "--only", "cp2"), "needs --matrix"),
         (("--matrix", "--only", "nonsense"), "matches no row"),
         (("llama3-debug", "--matrix"), "not both"),
+        (("--matrix", "model.dim=64"), "would not change: leave overrides out"),
+        (
+            ("--matrix", "--only", "dp2", "model.dim=64", "run.seed=1"),
+            "try: drumline verify llama3-debug model.dim=64 ",
+        ),
+        (("model.dim=64",), "is an override: give a recipe before it"),
         ((), "give a recipe, or --matrix"),
     ],
 )

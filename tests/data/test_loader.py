@@ -1,6 +1,7 @@
 """Batches are a pure function of the step: the same for every data degree, after a resume, and with threads."""
 
 import random
+import shlex
 import threading
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from tests.data.texts import ListSource
 
 from drumline.data import Batch, Loader, check_vocabulary, open_dataset
+from drumline.data.corpus import Corpus
 from drumline.data.prepare import prepare
+from drumline.recipe import load
 from drumline.recipe.errors import DrumlineError
 from drumline.recipe.sections import Data, Source
 
@@ -59,6 +62,36 @@ def test_without_a_document_mask_there_are_no_starts_but_labels_still_end_with_d
     )
     assert all(batch.starts_BT is None for batch in plain)
     assert all(torch.equal(a.labels_BT, b.labels_BT) for a, b in zip(masked, plain, strict=True))
+
+
+@pytest.mark.parametrize("form", ["{one},{two}", "{one}, {two}", "[{one},{two}]", "['{one}',{two}]", "[{one}]"])
+def test_a_mixture_that_is_read_as_one_path_says_how_one_is_written(mixed, form):
+    one, two = (source.path for source in mixed.sources)
+    recipe = load("llama3-debug", [f"data.sources={form.format(one=one, two=two)}"])
+    with pytest.raises(DrumlineError, match="is read as the path of one folder, which does not exist") as raised:
+        open_dataset(recipe.data, 0)
+    offered = [shlex.split(line.partition(": ")[2]) for line in str(raised.value).splitlines()[1:]]
+    for words, weight in zip(offered, (1, 3), strict=True):
+        sources = open_dataset(load("llama3-debug", words).data, 0).sources
+        assert [source.path for source in sources] == ([one, two] if "two" in form else [one])
+        assert sources[0].weight == weight
+
+
+def test_a_shard_of_which_a_byte_was_changed_is_named_before_training(make_folder):
+    folder = make_folder(TEXTS)
+    data = Data(sources=(Source(path=str(folder)),), seq_len=16)
+    open_dataset(data, 0)
+    (shard, *_) = [entry.tokens for entry in Corpus(folder).manifest.shards]
+    with open(folder / shard.name, "r+b") as file:
+        file.seek(100)
+        file.write(b"\x21\x00")  # a byte's token like any other
+    with pytest.raises(DrumlineError, match=rf"{shard.name} is damaged: its digest is .*, the manifest says"):
+        open_dataset(data, 0)
+
+
+def test_a_comma_in_the_name_of_a_folder_that_exists_is_no_mixture(make_folder):
+    path = str(make_folder(TEXTS, name="a,b"))
+    assert open_dataset(Data(sources=(Source(path=path),), seq_len=16), 0).sources[0].path == path
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from drumline.checkpoint.commit import Commit, open_commit
 from drumline.checkpoint.errors import CommitError
-from drumline.checkpoint.folder import Folder, Found, commits_directory
+from drumline.checkpoint.folder import COMMITS, Folder, Found, commits_directory
 from drumline.checkpoint.index import MARKER, step_of, unfinished_of
 from drumline.recipe.layout import Layout
 
@@ -16,6 +16,12 @@ from drumline.recipe.layout import Layout
 def is_commit(path: Path) -> bool:
     """Whether a path means a commit itself, whole or not, and not a run."""
     return (path / MARKER).exists() or step_of(path.resolve().name) is not None or path.is_file()
+
+
+def run_of(commit: Path) -> Path:
+    """The run directory of a commit; the folder that it lies in, where that is in no run."""
+    folder = (commit if len(commit.parts) > 2 else commit.absolute()).parent
+    return folder.parent if folder.name == COMMITS else folder
 
 
 def find_commit(path: Path, step: int | None = None) -> Commit:

@@ -28,8 +28,14 @@ _MOST_SHOWN = 20
 def list_commits(run: Run, json: Json = False) -> None:
     """List the commits of a run, whole or not."""
     from drumline.checkpoint.folder import Folder, commits_directory
-    from drumline.checkpoint.summary import describe_found, describe_unfinished
+    from drumline.checkpoint.summary import describe_found, describe_unfinished, is_commit, run_of
 
+    if run.is_dir() and is_commit(run):
+        raise DrumlineError(
+            f"{run} is a commit; list takes the run that it is of\n"
+            f"  try: drumline checkpoint list {run_of(run)}\n"
+            f"  or, for what this commit holds: drumline checkpoint inspect {run}"
+        )
     folder = Folder(commits_directory(run))
     rows = [describe_found(found) for found in folder.found()] + describe_unfinished(folder.path)
     if json:

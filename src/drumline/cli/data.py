@@ -1,6 +1,7 @@
 """`drumline data`: turn text into token shards, and look into them."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -99,7 +100,10 @@ def prepare(
         if number:
             typer.echo(f"  {what}: {number:,}")
     typer.echo(f"vocabulary {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.spec}); train on it with")
-    typer.echo(f"  drumline train RECIPE data.sources={folder}")
+    without = "" if _has_validation(manifest) else " run.validation_batches=0"
+    typer.echo(f"  drumline train RECIPE data.sources={shlex.quote(str(folder))}{without}")
+    if without:
+        typer.echo(f"  ({_why_no_validation(manifest)})")
 
 
 @data.command()
@@ -179,6 +183,23 @@ def _name(spec: str) -> str:
     if not name or any(character in name for character in "*?[]"):
         raise DrumlineError(f"the folder cannot be named after {spec!r}: name it with --out")
     return name
+
+
+def _has_validation(manifest: "Manifest") -> bool:
+    from drumline.data.stream import validation_documents
+    from drumline.recipe.sections import Data
+
+    own = manifest.validation_fraction
+    return bool(validation_documents(manifest.num_documents, Data().validation_fraction if own is None else own).any())
+
+
+def _why_no_validation(manifest: "Manifest") -> str:
+    if manifest.validation_fraction == 0:
+        return "no document is kept for validation, as --validation-fraction 0 says"
+    return (
+        "a single document leaves none for validation; more and smaller documents do: --documents page, paragraph or "
+        "line, with --overwrite"
+    )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,5 +1,6 @@
 """`drumline verify`: proves that layouts compute what one device computes."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,13 @@ def _choose(recipe: str | None, overrides: list[str], layouts: list[str], matrix
     from drumline.verify import of_recipe, of_table, select_rows
 
     if matrix:
+        typed = [word for word in (recipe or "", *overrides) if "=" in word]
+        if typed:
+            raise DrumlineError(
+                f"--matrix has its own models and layouts, which {' '.join(typed)} would not change: "
+                "leave overrides out, or verify a recipe with them\n"
+                f"  try: drumline verify llama3-debug {shlex.join(typed)}"
+            )
         if recipe or layouts:
             raise DrumlineError("--matrix has its own models and layouts: give a recipe, or --matrix, not both")
         return of_table(select_rows(only))

@@ -1,7 +1,7 @@
 """A prepared data folder, opened for reading: memory-mapped tokens and where each document starts.
 
-Opening checks the manifest, the size of every file and the digest of every document index (a few MB); `verify` reads
-the tokens too.
+Opening checks the manifest, the size of every file and the digest of every document index (a few MB); a run also
+checks the tokens of its first shards, and `verify` reads all of them.
 Letters: N documents, S tokens of a shard.
 """
 
@@ -16,6 +16,7 @@ from drumline.data.tokenizer import Tokenizer, load_tokenizer
 from drumline.recipe.errors import CheckFailed, DrumlineError
 
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
+CHECKED_BYTES = 1 << 28  # of tokens, when a run opens a folder: a tenth of a second where they are in memory
 
 
 class Corpus:
@@ -62,6 +63,19 @@ class Corpus:
         path = self.folder / entry.file.name
         _check_digest(path, entry.file)
         return load_tokenizer(str(path), eos=entry.eos)
+
+    def check_tokens(self) -> None:
+        """Compares token shards with their digests, as many as are read in a moment: all of a small folder.
+
+        Raises:
+            DrumlineError: a shard is not as it was written; says which.
+        """
+        left = CHECKED_BYTES
+        for shard in self.manifest.shards:
+            left -= shard.tokens.num_bytes
+            if left < 0:
+                return
+            _check_digest(self.folder / shard.tokens.name, shard.tokens)
 
     def document(self, number: int) -> np.ndarray:
         """Looks one document up.

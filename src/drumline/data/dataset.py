@@ -17,7 +17,7 @@ import numpy as np
 from drumline.data import stdlib
 from drumline.data.corpus import Corpus
 from drumline.data.digest import digest_of
-from drumline.data.mixture import Mixture
+from drumline.data.mixture import Mixture, refuse_joined
 from drumline.data.order import Permutation
 from drumline.data.stream import Rows, Stream, validation_documents
 from drumline.data.tokenizer import Tokenizer
@@ -248,7 +248,9 @@ def check_vocabulary(dataset: Dataset, vocab_size: int) -> None:
 
 
 def _open_folder(path: str, data: Data) -> Corpus:
+    refuse_joined(path)
     corpus = Corpus(Path(path).expanduser())
+    corpus.check_tokens()
     made_by = corpus.manifest.tokenizer.spec
     if data.tokenizer not in (made_by, Data.model_fields["tokenizer"].default) and not _is_tokenizer_of(
         data.tokenizer, corpus

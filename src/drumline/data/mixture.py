@@ -6,11 +6,16 @@ each source's share to within a few samples (a low-discrepancy order, as in weig
 it exactly, and nothing is drawn.
 """
 
+import json
 import math
+import shlex
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
+
+from drumline.recipe.errors import DrumlineError
 
 MAX_PERIOD = 1 << 16  # a share is kept to 1 part in 65,536 when it is not a fraction with a smaller denominator
 
@@ -69,3 +74,26 @@ def _counts(weights: Sequence[float]) -> list[int]:
     for source in np.argsort(counts - ideal, kind="stable")[: max(0, MAX_PERIOD - int(counts.sum()))]:
         counts[source] += 1
     return counts.tolist()
+
+
+def refuse_joined(path: str) -> None:
+    """Refuses several paths that were written as one: with commas, or in brackets without quotes.
+
+    Args:
+        path: of a source, as the recipe has it.
+
+    Raises:
+        DrumlineError: no such folder exists, and it was meant as a mixture; says how one is written.
+    """
+    parts = [part.strip().strip("\"'") for part in path.strip().removeprefix("[").removesuffix("]").split(",")]
+    parts = [part for part in parts if part]
+    is_list = path.strip().startswith("[") or len(parts) > 1
+    if not is_list or not parts or Path(path).expanduser().exists():
+        return
+    listed = shlex.quote(f"data.sources={json.dumps(parts)}")
+    weights = (f"{{path={json.dumps(part)}, weight={3 if index == 0 else 1}}}" for index, part in enumerate(parts))
+    weighted = shlex.quote(f"data.sources=[{', '.join(weights)}]")
+    raise DrumlineError(
+        f"data.sources = {path} is read as the path of one folder, which does not exist; a mixture is a list of paths, "
+        f"in quotes\n  try: {listed}\n  or, by weight: {weighted}"
+    )

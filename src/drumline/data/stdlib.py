@@ -114,6 +114,8 @@ def _open(folder: Path) -> Corpus | None:
     if not folder.exists():
         return None
     try:
-        return Corpus(folder)
+        corpus = Corpus(folder)
+        corpus.check_tokens()
+        return corpus
     except DrumlineError:
         return None

@@ -3,6 +3,8 @@
 import difflib
 import functools
 import json
+import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,10 @@ def locate(name: str, folder: Path | None = None) -> Path:
             return path
     except OSError as error:
         raise DrumlineError(f"recipe {name!r} cannot be read: {error.strerror}") from error
+    if re.match(r"[a-z_]+(\.[a-z0-9_]+)*=", name):
+        raise DrumlineError(
+            f"{name!r} is an override: give a recipe before it, such as llama3-debug {shlex.quote(name)}"
+        )
     if name.endswith((".toml", ".json")) or "/" in name:
         near = difflib.get_close_matches(path.name, _siblings(path), n=1, cutoff=0.6)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
