@@ -38,3 +38,17 @@ def test_an_absent_first_rank_ends_the_wait_in_time():
 def test_cuda_where_there_is_none_is_refused():
     with pytest.raises(JoinError, match=r"run\.device=cpu"):
         choose_device("cuda", Place())
+
+
+def test_ranks_that_never_come_are_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = Place(rank=0, world_size=3, master_addr="127.0.0.1", master_port=port)
+    with pytest.raises(JoinError) as caught:
+        join(place, torch.device("cpu"), 1.0)
+    assert str(caught.value) == (
+        f"rank 0 of 3 could not join the others at 127.0.0.1:{port}: of 3 ranks 2 did not come within 1 s "
+        "(resilience.timeout_s): ranks 1, 2\n"
+        "  start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and a RANK of its own"
+    )

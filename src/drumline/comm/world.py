@@ -9,10 +9,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from drumline.comm.environment import Place
 from drumline.recipe.errors import DrumlineError
+
+NUM_NAMED = 8
+"""Missing ranks that a message names."""
 
 
 class JoinError(DrumlineError):
@@ -120,6 +123,7 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():
+        store = None
         try:
             store = TCPStore(
                 place.master_addr,
@@ -131,9 +135,12 @@ def join(place: Place, device: torch.device, timeout_s: float) -> World:
             )
             # A restarted attempt must not read the addresses that a dead one left in a reused store.
             store = PrefixStore(f"attempt{place.attempt}", store)
+            store.set(_here(place.rank), "")
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         except (dist.DistError, RuntimeError, OSError) as error:
-            raise JoinError(_why_not_joined(place, str(error).splitlines()[0])) from error
+            missing = _missing(store, place.world_size)
+            why = _who_is_missing(missing, place, timeout_s) if missing else _why_not_joined(place, error)
+            raise JoinError(f"rank {place.rank} of {place.world_size} could not join {why}") from error
     return World(place, device)
 
 
@@ -151,11 +158,31 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _why_not_joined(place: Place, reason: str) -> str:
-    address = f"{place.master_addr}:{place.master_port}"
-    head = f"rank {place.rank} of {place.world_size} could not join at {address}"
+def _here(rank: int) -> str:
+    return f"here/{rank}"
+
+
+def _missing(store: Store | None, world_size: int) -> list[int]:
+    """Ranks that have not come; none are known where rank 0, which holds the store, cannot be asked."""
+    try:
+        return [r for r in range(world_size) if store is not None and not store.check([_here(r)])]
+    except (dist.DistError, RuntimeError, OSError):
+        return []
+
+
+def _who_is_missing(ranks: Sequence[int], place: Place, timeout_s: float) -> str:
+    named = ", ".join(str(rank) for rank in ranks[:NUM_NAMED]) + (", ..." if len(ranks) > NUM_NAMED else "")
+    return (
+        f"the others at {place.master_addr}:{place.master_port}: of {place.world_size} ranks {len(ranks)} did not come "
+        f"within {timeout_s:g} s (resilience.timeout_s): rank{'s' if len(ranks) > 1 else ''} {named}\n"
+        f"  start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and a RANK of its own"
+    )
+
+
+def _why_not_joined(place: Place, error: Exception) -> str:
+    reason, address = str(error).splitlines()[0], f"{place.master_addr}:{place.master_port}"
     if "EADDRINUSE" in reason:
-        return f"{head}: another process listens on that port; set MASTER_PORT to a free one on every rank"
+        return f"at {address}: another process listens on that port; set MASTER_PORT to a free one on every rank"
     if place.rank:
-        return f"{head}: {reason}\n  is rank 0 running there, and is the port open between the hosts?"
-    return f"{head}: {reason}"
+        return f"at {address}: {reason}\n  is rank 0 running there, and is the port open between the hosts?"
+    return f"at {address}: {reason}"
