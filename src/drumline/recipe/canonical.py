@@ -25,6 +25,7 @@ NOT_MATHS = frozenset(
         "optimizer.implementation",
         "layout",
         "memory",
+        "numerics.deterministic",
         "checkpoint",
         "resilience",
         "metrics",
@@ -49,6 +50,7 @@ ADDED_LATER = {
     "model.num_mtp_layers": 0,
     "model.mtp_loss_weight": 0.3,
     "optimizer.state_dtype": "fp32",
+    "numerics.deterministic": True,
     "metrics.expert_load_every": 1,
 }
 

@@ -137,6 +137,9 @@ class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    deterministic: bool = Field(
+        default=True, description="Only operators that give the same bits each time they run; torch refuses others."
+    )
 
 
 class Checkpoint(Section):

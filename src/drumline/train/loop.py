@@ -16,6 +16,7 @@ from drumline.data import Batch
 from drumline.optimizers import learning_rate
 from drumline.parallel.pipeline import Measure, join
 from drumline.planner import flops_per_token
+from drumline.recipe.canonical import full_digest
 from drumline.schedules import Timeline
 from drumline.train import finite
 from drumline.train.further import FurtherTally
@@ -44,6 +45,7 @@ class Loop:
         stop: asks for a polite end.
         saver: writes commits.
         peak_flops: FLOP/s of all ranks together that MFU is measured against; None: no MFU.
+        environment: digest of what the run runs on.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class Loop:
         stop: StopRequest,
         saver: Saver,
         peak_flops: float | None,
+        environment: str = "",
     ):
         self._parts = parts
         self._saver = saver
         self._peak_flops = peak_flops
+        self._environment = environment
         self.step = parts.first_step
         self._saving: CommitHandle | None = None
         self._observers = observers
@@ -124,6 +128,8 @@ class Loop:
             resumed_from=parts.resumed_from,
             attention=parts.attention,
             peak_flops=self._peak_flops,
+            recipe=full_digest(parts.recipe),
+            environment=self._environment,
         )
 
     def _agree(self, batches: Sequence[Batch]) -> tuple[int, bool]:

@@ -21,6 +21,8 @@ class StartRecord:
     resumed_from: Path | None
     attention: str
     peak_flops: float | None  # FLOP/s of all ranks together, for MFU
+    recipe: str = ""  # digest of every value of the resolved recipe
+    environment: str = ""  # digest of what may decide bits and is no part of the recipe
 
 
 @dataclass(frozen=True)
