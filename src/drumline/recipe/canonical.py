@@ -32,6 +32,7 @@ NOT_MATHS = frozenset(
         "run.name",
         "run.dir",
         "run.device",
+        "run.stop_after",
         "run.threads",
         "run.compile",
         "run.validate_every",
@@ -51,6 +52,7 @@ ADDED_LATER = {
     "model.mtp_loss_weight": 0.3,
     "optimizer.state_dtype": "fp32",
     "numerics.deterministic": True,
+    "run.stop_after": 0,
     "metrics.expert_load_every": 1,
 }
 

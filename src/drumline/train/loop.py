@@ -80,7 +80,7 @@ class Loop:
         """Trains to the last step, or until asked to stop.
 
         Returns:
-            `done` or `preempted`.
+            `done`, `stopped` where run.stop_after says so, or `preempted`.
 
         Raises:
             NonFiniteError: a step's loss or gradient is not finite.
@@ -103,6 +103,8 @@ class Loop:
         if self.step == 0:
             self._validate()
         while self.step < recipe.run.steps:
+            if self.step >= recipe.run.stop_after > 0:
+                return "stopped"
             begin = time.perf_counter()
             batches = [_to_device(batch, self._parts.world.device) for batch in next(self._parts.loader)]
             num_tokens, stopping = self._agree(batches)
@@ -130,6 +132,7 @@ class Loop:
             peak_flops=self._peak_flops,
             recipe=full_digest(parts.recipe),
             environment=self._environment,
+            data=parts.data_digest,
         )
 
     def _agree(self, batches: Sequence[Batch]) -> tuple[int, bool]:

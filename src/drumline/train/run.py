@@ -31,7 +31,7 @@ from drumline.train.trackers import ChromeTrace, TensorBoard, TimelineFile, Weig
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `preempted`, or `complete` where nothing was left to do."""
+    """How a run ended: `done`, `stopped`, `preempted`, or `complete` where nothing was left to do."""
 
     reason: str
     step: int
