@@ -51,6 +51,8 @@ def test_nothing_draws_from_a_global_generator(path):
         "x = torch.randn(3)",
         "x = torch.randperm(3, device='cpu')",
         "weight.normal_(0, 1)",
+        "F.dropout(x, 0.1)",
+        "layer = nn.Dropout(0.1)",
         "weight.data.uniform_()",
         "f(x).random_()",
         "nn.init.trunc_normal_(weight)",

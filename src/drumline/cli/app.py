@@ -40,6 +40,10 @@ COMMANDS = {
     "train": Entry("drumline.cli.train:train", "Train a recipe, on one rank or many, and go on where it stopped."),
     "verify": Entry("drumline.cli.verify:verify", "Prove that layouts compute what one device computes."),
     "numerics": Entry("drumline.cli.numerics:numerics", "Capture what steps compute, compare captures, and gate them."),
+    "reproduce": Entry(
+        "drumline.cli.reproduce:reproduce",
+        "Run a recorded run again, and say where its first bit differs.",
+    ),
     "recipe": Entry("drumline.cli.recipe:recipe", "List, show, validate and compare recipes."),
     "data": Entry("drumline.cli.data:data", "Turn text into token shards, and look into them."),
     "checkpoint": Entry(

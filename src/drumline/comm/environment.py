@@ -7,7 +7,7 @@ the meeting point.
 
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from drumline.recipe.errors import DrumlineError
@@ -74,6 +74,24 @@ def read_num_threads(environ: Mapping[str, str] | None = None) -> int | None:
     """CPU threads that the user asks of OpenMP; None where nothing (or no whole number) is said."""
     text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def read_variables(
+    prefixes: Sequence[str], leave_out: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables that begin with one of some prefixes.
+
+    Args:
+        prefixes: of their names; nothing else is read, so that no secret gets into a record.
+        leave_out: prefixes of names that are left out all the same.
+        environ: the variables; the process's own when absent.
+
+    Returns:
+        Name -> value, by name.
+    """
+    environ = os.environ if environ is None else environ
+    names = (name for name in environ if name.startswith(tuple(prefixes)) and not name.startswith(tuple(leave_out)))
+    return {name: environ[name] for name in sorted(names)}
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Place:

@@ -25,12 +25,14 @@ NOT_MATHS = frozenset(
         "optimizer.implementation",
         "layout",
         "memory",
+        "numerics.deterministic",
         "checkpoint",
         "resilience",
         "metrics",
         "run.name",
         "run.dir",
         "run.device",
+        "run.stop_after",
         "run.threads",
         "run.compile",
         "run.validate_every",
@@ -49,6 +51,8 @@ ADDED_LATER = {
     "model.num_mtp_layers": 0,
     "model.mtp_loss_weight": 0.3,
     "optimizer.state_dtype": "fp32",
+    "numerics.deterministic": True,
+    "run.stop_after": 0,
     "metrics.expert_load_every": 1,
 }
 

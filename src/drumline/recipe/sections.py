@@ -137,6 +137,9 @@ class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    deterministic: bool = Field(
+        default=True, description="Only operators that give the same bits each time they run; torch refuses others."
+    )
 
 
 class Checkpoint(Section):
@@ -179,6 +182,9 @@ class Run(Section):
     name: str = Field(default="", description="Name of the run; empty: the recipe's.")
     dir: str = Field(default="", description="Run directory; empty: runs/<name>. Holds metrics, checkpoints, report.")
     steps: Natural = Field(default=100, description="Optimizer steps in the whole run.")
+    stop_after: Natural = Field(
+        default=0, description="Step after which to stop, with the schedule of the whole run; 0: run.steps."
+    )
     seed: Natural = Field(default=0, description="The seed of initialization, data order, dropout and rounding.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(

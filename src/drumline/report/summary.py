@@ -120,7 +120,7 @@ def _status(run: Run) -> str:
     marks = [event for event in run.events if event.kind in ("start", "end")]
     if marks and marks[-1].kind == "end":
         reason = marks[-1].values.get("reason")
-        return reason if reason in ("done", "preempted", "failed") else "unfinished"
+        return reason if reason in ("done", "stopped", "preempted", "failed") else "unfinished"
     return "unfinished" if marks or len(run.step) else "empty"
 
 

@@ -17,6 +17,7 @@ from drumline.data import Batch
 from drumline.optimizers import learning_rate
 from drumline.parallel.pipeline import Measure, join
 from drumline.planner import flops_per_token
+from drumline.recipe.canonical import full_digest
 from drumline.schedules import Timeline
 from drumline.train import finite
 from drumline.train.further import FurtherTally
@@ -47,6 +48,7 @@ class Loop:
         peak_flops: FLOP/s of all ranks together that MFU is measured against; None: no MFU.
         recorder: records the inside of the steps that it wants.
         last_step: end after this one; None: the recipe's last.
+        environment: digest of what the run runs on.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class Loop:
         *,
         recorder: Recorder | None = None,
         last_step: int | None = None,
+        environment: str = "",
     ):
         self._parts = parts
         self._saver = saver
         self._peak_flops = peak_flops
+        self._environment = environment
         self.step = parts.first_step
         self._saving: CommitHandle | None = None
         self._recorder = recorder
@@ -84,7 +88,7 @@ class Loop:
         """Trains to the last step, or until asked to stop.
 
         Returns:
-            `done` or `preempted`.
+            `done`, `stopped` where run.stop_after says so, or `preempted`.
 
         Raises:
             NonFiniteError: a step's loss or gradient is not finite.
@@ -107,6 +111,8 @@ class Loop:
         if self.step == 0:
             self._validate()
         while self.step < self._last_step:
+            if self.step >= recipe.run.stop_after > 0:
+                return "stopped"
             begin = time.perf_counter()
             batches = [_to_device(batch, self._parts.world.device) for batch in next(self._parts.loader)]
             num_tokens, stopping = self._agree(batches)
@@ -132,6 +138,9 @@ class Loop:
             resumed_from=parts.resumed_from,
             attention=parts.attention,
             peak_flops=self._peak_flops,
+            recipe=full_digest(parts.recipe),
+            environment=self._environment,
+            data=parts.data_digest,
         )
 
     def _agree(self, batches: Sequence[Batch]) -> tuple[int, bool]:

@@ -21,6 +21,9 @@ class StartRecord:
     resumed_from: Path | None
     attention: str
     peak_flops: float | None  # FLOP/s of all ranks together, for MFU
+    recipe: str = ""  # digest of every value of the resolved recipe
+    environment: str = ""  # digest of what may decide bits and is no part of the recipe
+    data: str = ""  # digest of the training data
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class EndRecord:
     """The loop is over."""
 
     step: int
-    reason: str  # done, preempted, failed
+    reason: str  # done, stopped, preempted, failed
 
 
 Record = StartRecord | StepRecord | TimelineRecord | ValidationRecord | CommitRecord | EndRecord

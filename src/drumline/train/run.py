@@ -2,16 +2,19 @@
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from drumline.checkpoint import Saver
+from drumline.checkpoint import Saver, open_commit
 from drumline.comm import Place, World, choose_device, join, leave, read_num_threads
+from drumline.comm.environment import set_defaults
+from drumline.numerics.determinism import CUBLAS, deterministic
 from drumline.precision import flush_denormals, policy
 from drumline.recipe.sections import Recipe
 from drumline.train import manifest
@@ -28,7 +31,7 @@ from drumline.train.trackers import ChromeTrace, TensorBoard, TimelineFile, Weig
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `preempted`, or `complete` where nothing was left to do."""
+    """How a run ended: `done`, `stopped`, `preempted`, or `complete` where nothing was left to do."""
 
     reason: str
     step: int
@@ -49,20 +52,24 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
     Raises:
         DrumlineError: the folder, the data, a checkpoint or another rank refuses; a loss is not finite.
     """
+    if recipe.numerics.deterministic:
+        set_defaults(CUBLAS)
     device = choose_device(recipe.run.device, place)
     if device.type == "cpu":
         share = max(1, manifest.num_cores() // place.local_world_size)
         torch.set_num_threads(recipe.run.threads or read_num_threads() or share)
     console = console or Console(file=sys.stdout)
     folder = run_folder(recipe)
-    with ExitStack() as stack, flush_denormals(), listen() as stop:
+    determinism = deterministic(recipe.numerics.deterministic)
+    with ExitStack() as stack, flush_denormals(), determinism, listen() as stop:
         if place.rank == 0:
             stack.callback(FolderLock(folder).release)
         with end_at_once():
             world = join(place, device, recipe.resilience.timeout_s)
         stack.callback(leave)
         notify = functools.partial(say, console) if world.is_first else _ignore
-        environment = manifest.describe(world)
+        environment = manifest.describe_all(world)
+        _tell_apart(environment, notify)
         # Before anything is read: it removes what a killed save left behind.
         saver = stack.enter_context(_make_saver(recipe, world, folder, environment))
         parts = set_up(recipe, world, folder, notify)
@@ -72,9 +79,11 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
             return Outcome("complete", parts.first_step, folder)
         if world.is_first:
             describe_run(folder, recipe, environment)
+        if parts.resumed_from is not None:
+            _compare(open_commit(parts.resumed_from).environment, environment, notify)
         peak = find_peak(recipe.metrics.peak, policy(recipe.precision).compute, world)
         observers = _make_observers(parts, folder, console, stack)
-        loop = Loop(parts, observers, stop, saver, peak)
+        loop = Loop(parts, observers, stop, saver, peak, environment["digest"])
         reason = loop.run()
         return Outcome(reason, loop.step, folder)
 
@@ -109,6 +118,19 @@ def _make_observers(parts: Parts, folder: Path, console: Console, stack: ExitSta
     for observer in observers:
         stack.callback(observer.close)
     return observers
+
+
+def _tell_apart(environment: Mapping[str, Any], notify: Callable[[str], None]) -> None:
+    for rank, found in environment.get("ranks", {}).items():
+        entries = ", ".join(f"{key} {value}" for key, value in found.items() if key != "host")
+        notify(f"rank {rank} on {found['host']} has another environment than rank 0: {entries}")
+
+
+def _compare(before: Mapping[str, Any], environment: Mapping[str, Any], notify: Callable[[str], None]) -> None:
+    found = manifest.differences(before, environment)
+    if found:
+        lines = "".join(f"\n  {key}: {one} there, {other} here" for key, one, other in found)
+        notify(f"the commit was made in another environment; bits may differ from an uninterrupted run's:{lines}")
 
 
 def _ignore(line: str) -> None:
