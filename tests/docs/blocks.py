@@ -32,9 +32,9 @@ _FENCE = re.compile(
 )
 _NUMBER = re.compile(r"\d[\d,]*(\.\d+)?([eE][+-]?\d+)?")
 _MACHINE = re.compile(r"(?<=attention: )[^,\n]+")
-# The tensor with the worst ratio, in a table of `drumline verify`: rounding has a say in it. The first that is wrong is
-# told below the table.
-_WORST = re.compile(r"\b\d/\w+/\S*(?= +(?:equal|DIFFER)\b)")
+# The tensor with the worst ratio, in a table of `drumline verify` or `drumline numerics gate`: rounding has a say in
+# it. The first that is wrong is told below the table.
+_WORST = re.compile(r"\b\d/\w+/\S*(?= +(?:equal|DIFFER)\b|$)", re.MULTILINE)
 _UNIT = re.compile(r"\b[KMGT]?i?B\b")
 _SPACE = re.compile(r"[ \u2500-\u257f]+")
 _CUT = "..."

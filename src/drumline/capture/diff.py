@@ -16,7 +16,7 @@ from drumline.capture.keys import FORWARD, GRADIENT, LOSS, NORM, OPTIMIZER, RECO
 from drumline.capture.metrics import Difference, difference, error_map
 from drumline.capture.parts import same_bits
 from drumline.capture.reading import Capture, Whole
-from drumline.recipe import flat
+from drumline.recipe import flat, is_maths
 from drumline.recipe.errors import DrumlineError
 
 EQUAL, DIFFERENT = "equal", "different"
@@ -24,7 +24,6 @@ ALWAYS_THERE = frozenset((LOSS, GRADIENT, NORM, OPTIMIZER, WEIGHT))
 """Kinds that every layout records; others depend on recomputation and compilation."""
 
 NOBODY = ((-1, -1), (-1, -1))
-_NOT_MATHS = ("layout", "run", "checkpoint", "resilience", "metrics", "memory", "name")
 
 
 class NotComparableError(DrumlineError):
@@ -150,7 +149,7 @@ def recipe_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[st
     return tuple(
         (name, x.get(name), y.get(name))
         for name in sorted(x.keys() | y.keys())
-        if x.get(name) != y.get(name) and name.split(".")[0] not in _NOT_MATHS and name != "data.micro_batch"
+        if x.get(name) != y.get(name) and is_maths(name)
     )
 
 
@@ -186,7 +185,7 @@ def _row(a: Capture, b: Capture, name: str, tolerance: float, *, with_map: bool)
     if not (a.has_elements and b.has_elements):
         return _row_of_digests(a, b, name, common)
     x, y = a.read(name), b.read(name)
-    why = _why_at_odds(a, x, name) or _why_at_odds(b, y, name)
+    why = why_at_odds(a, x, name) or why_at_odds(b, y, name)
     found = difference(x.tensor, y.tensor)
     is_equal = found.num_unequal == 0 or (found.relative <= tolerance and not found.num_nan[2])
     if not is_equal:
@@ -203,8 +202,8 @@ def _row(a: Capture, b: Capture, name: str, tolerance: float, *, with_map: bool)
     )
 
 
-def _why_at_odds(side: Capture, whole: Whole, name: str) -> str:
-    """What is wrong with a tensor of one capture by itself."""
+def why_at_odds(side: Capture, whole: Whole, name: str) -> str:
+    """What is wrong with a tensor of one capture by itself: replicas, holes, recomputation; empty: nothing."""
     if not whole.is_replicated:
         return f"ranks of {side.folder} that hold the same elements differ in their bits"
     if not whole.is_complete:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from drumline.cli.environment import calm_threads
-from drumline.cli.output import print_json
+from drumline.cli.output import print_json, print_table
 from drumline.recipe import DrumlineError, Recipe, load
 
 numerics = typer.Typer(
@@ -125,6 +125,65 @@ def diff(
         raise typer.Exit(1)
 
 
+@numerics.command()
+def calibrate(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
+    out: Annotated[str, typer.Option(help="Folder of the baseline; by default baselines/RECIPE.")] = "",
+    steps: Annotated[int, typer.Option(min=1, max=3, help="Steps that are trained.")] = 2,
+) -> None:
+    """Make a baseline for the gate: a small recipe in fp64, and limits from legitimate variants.
+
+    The recipe is made small and its tokens are made up. Limits come from running it in other micro-batches, layouts,
+    attentions and with recomputation, in fp32 and bf16; each is stored with the variant that set it.
+    """
+    resolved = load(recipe, overrides or [], command="drumline numerics calibrate")
+    folder = _new_folder(out or f"baselines/{resolved.name}")
+    calm_threads()
+    from drumline.verify.calibrate import calibrate as run
+    from drumline.verify.calibrate import limits_in_words
+
+    made = run(resolved, folder, num_steps=steps, notify=lambda line: typer.echo(line, err=True))
+    print_table(("tier", "kind", "limit", "reason"), limits_in_words(made.limits), numeric=("limit",))
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    typer.echo(f"{folder}: {len(made.keys)} tensors of {_named(steps)}, {num_bytes / 2**20:.1f} MiB; capture it by")
+    typer.echo(
+        f"  drumline numerics capture {folder}/recipe.json --steps {','.join(map(str, made.steps))} [layout=...]"
+    )
+
+
+@numerics.command()
+def gate(
+    captures: Annotated[list[str], typer.Argument(metavar="CAPTURE...", help="Captures of the baseline's recipe.")],
+    against: Annotated[str, typer.Option(help="The baseline, as calibrate wrote it.")],
+    junit: Annotated[str, typer.Option(help="Write the checks as JUnit XML.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Judge captures against a baseline, tensor by tensor.
+
+    Tier A: errors against fp64 of a capture in fp32; B: of one in bf16; C: statistics; D: bits of replicas and of
+    recomputation. Exit code 0: all pass; 1: something diverges, and the first tensor that does is named; 2: a capture
+    is of another recipe; 3: drumline itself failed.
+    """
+    calm_threads()
+    from drumline.capture.baseline import read_baseline
+    from drumline.capture.gate import gate as judge
+    from drumline.capture.junit import write_junit
+    from drumline.capture.reading import Capture
+    from drumline.cli.verdicts import document, tell
+
+    baseline = read_baseline(Path(against))
+    verdicts = [judge(Capture(Path(name)), baseline) for name in captures]
+    if junit:
+        write_junit(verdicts, Path(junit))
+    if as_json:
+        print_json(document(verdicts))
+    else:
+        tell(verdicts)
+    if not all(verdict.passes for verdict in verdicts):
+        raise typer.Exit(1)
+
+
 def run_one_rank(recipe_json: str, wanted: object) -> None:
     """Records this process's rank.
 
@@ -164,6 +223,10 @@ def _commit(name: str) -> Path | None:
             f"--from {name} is no commit\n  try: --from runs/NAME/checkpoints/step-00000010 (drumline checkpoint list)"
         )
     return Path(name) if name else None
+
+
+def _named(num_steps: int) -> str:
+    return "step 1" if num_steps == 1 else f"steps 1 to {num_steps}"
 
 
 def _tell(folder: Path) -> None:

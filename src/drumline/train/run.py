@@ -83,7 +83,7 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
             _compare(open_commit(parts.resumed_from).environment, environment, notify)
         peak = find_peak(recipe.metrics.peak, policy(recipe.precision).compute, world)
         observers = _make_observers(parts, folder, console, stack)
-        loop = Loop(parts, observers, stop, saver, peak, environment["digest"])
+        loop = Loop(parts, observers, stop, saver, peak, environment=environment["digest"])
         reason = loop.run()
         return Outcome(reason, loop.step, folder)
 

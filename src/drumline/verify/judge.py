@@ -1,10 +1,6 @@
-"""Telling rounding from a fault: the verdict on a layout, from what it recorded and what one device computes. Pure.
+"""The verdict on a layout, from what it recorded and what one device computes: ratios of errors, and bits. Pure.
 
-    ratio = |candidate - exact| / max over one device's ways (|ordinary - exact|, floor)
-
-Both are Euclidean norms over a tensor. 1 says that a layout is as far from fp64 as one device is; a fault is tens to
-millions. The floor is what rounding each element once leaves of the norm, eps |exact|, so that a tensor in which one
-device happens to be exact makes no ratio of rounding alone. Replicas are compared bit for bit.
+The ratio is that of `drumline.capture.ratio`; replicas are compared bit for bit.
 """
 
 import math
@@ -14,18 +10,11 @@ import torch
 
 from drumline.capture.keys import INIT, ROUTING, in_order, split_key
 from drumline.capture.parts import Joined
+from drumline.capture.ratio import error_of, error_ratio
 from drumline.verify.reference import Reference
 
 LIMITS = {"fp32": 4.0, "bf16": 2.0}
 """The largest ratio that rounding explains, by the precision that the layout computes in."""
-
-EPS = {"fp32": 2.0**-24, "bf16": 2.0**-9}
-"""Half the distance from 1 to the next number."""
-
-SCALAR_FLOOR = {"fp32": 4 * EPS["fp32"], "bf16": EPS["bf16"]}
-"""The floor of a loss or a norm, relative: a sum of thousands of terms in fp32 in both; its error is one draw, in which
-one device may be lucky in all its ways. Sound layouts came to 5.4 eps.
-"""
 
 
 @dataclass(frozen=True)
@@ -112,12 +101,8 @@ def _ratio(name: str, mine: torch.Tensor, reference: Reference, precision: str) 
     exact = reference.exact[name].double()
     if split_key(name)[1] == INIT:  # drawn, not computed: fp64 has the very same numbers
         return 0.0 if torch.equal(mine.double(), exact) else math.inf
-    floor = (EPS if exact.ndim else SCALAR_FLOOR)[precision] * float(exact.norm())
-    allowed = max(floor, *(float((way[name].double() - exact).norm()) for way in reference.ordinary))
-    error = float((mine.double() - exact).norm())
-    if error == 0.0:
-        return 0.0
-    return error / allowed if allowed else math.inf
+    ordinary = max(error_of(way[name], exact) for way in reference.ordinary)
+    return error_ratio(error_of(mine, exact), exact, ordinary, precision)
 
 
 def _times(ratio: float) -> str:

@@ -9,7 +9,7 @@ own kernels takes part in fp64. Rotary tables are fp32 here too: they are inputs
 Source of AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from drumline import models
 from drumline.capture import Tokens
 from drumline.capture.files import read, write
-from drumline.capture.keys import FORWARD, GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, key
+from drumline.capture.keys import FORWARD, GRADIENT, INIT, LOSS, NORM, OPTIMIZER, ROUTING, WEIGHT, key
 from drumline.capture.parts import Part, join, scalar
 from drumline.capture.recorder import Parts
+from drumline.capture.snapshot import MOMENTS
 from drumline.capture.watch import ActivationWatch
 from drumline.data.made_up import made_up
 from drumline.models import Attend, Routed, update_balance
@@ -42,6 +43,32 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """How a model is trained, and what is recorded of it.
+
+    Attributes:
+        fill: gives it its first values, with the seed.
+        rate: the learning rate of a step, from 1.
+        num_steps: that are taken.
+        watched: steps whose modules are recorded.
+        kinds: that are recorded of modules.
+        has_moments: optimizer states are recorded.
+    """
+
+    fill: Callable[[Decoder, int], None]
+    rate: Callable[[int], float]
+    num_steps: int
+    watched: Collection[int]
+    kinds: tuple[str, ...]
+    has_moments: bool
+
+
+def of_verify(recipe: Recipe) -> Protocol:
+    """As `candidate.record` trains."""
+    return Protocol(fill, lambda step: recipe.optimizer.lr, NUM_STEPS, (1,), (FORWARD,), has_moments=False)
+
+
+@dataclass(frozen=True)
 class Reference:
     """One device.
 
@@ -56,7 +83,7 @@ class Reference:
 
 def write_reference(recipe: Recipe, folder: Path) -> None:
     """Computes a reference and writes it into `folder`, to be read by `read_reference`."""
-    write(_one_device(recipe, torch.float64, recipe.data.global_batch, SdpaAttend()), folder / "exact.safetensors")
+    write(exact(recipe, of_verify(recipe)), folder / "exact.safetensors")
     for index, parts in enumerate(ordinary(recipe)):
         write(parts, folder / f"ordinary-{index}.safetensors")
 
@@ -70,7 +97,12 @@ def read_reference(folder: Path) -> Reference:
     return Reference(exact, tuple(others))
 
 
-def ordinary(recipe: Recipe) -> list[list[Part]]:
+def exact(recipe: Recipe, protocol: Protocol) -> list[Part]:
+    """Training in fp64."""
+    return _one_device(recipe, torch.float64, recipe.data.global_batch, SdpaAttend(), protocol)
+
+
+def ordinary(recipe: Recipe, protocol: Protocol | None = None) -> list[list[Part]]:
     """The ways in which one device may round: the batch at once or row by row, torch's attention or the recipe's.
 
     One of them may hit the truth by luck, in a small tensor; all of them hardly do.
@@ -78,27 +110,29 @@ def ordinary(recipe: Recipe) -> list[list[Part]]:
     dtype, rows = DTYPES[recipe.precision.compute], recipe.data.global_batch
     own, _ = models.select(recipe.model.attention, "cpu")
     ways = ((rows, SdpaAttend()), (1, SdpaAttend()), (max(1, rows // 4), own))
-    return [_one_device(recipe, dtype, num_rows, attend) for num_rows, attend in ways]
+    protocol = protocol or of_verify(recipe)
+    return [_one_device(recipe, dtype, num_rows, attend, protocol) for num_rows, attend in ways]
 
 
-def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Attend) -> list[Part]:
-    """Three steps, some rows at a time."""
+def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Attend, protocol: Protocol) -> list[Part]:
+    """Some steps, some rows at a time."""
     model = models.build(
         recipe.model, compute_dtype=compute, attend=attend, cross_entropy=_cross_entropy, seed=recipe.run.seed
     )
     model.to_empty(device="cpu")
-    fill(model, recipe.run.seed)
+    protocol.fill(model, recipe.run.seed)
     if compute == torch.float64:
         model.double()
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
     rounding = recipe.run.seed if recipe.optimizer.state_dtype == "bf16" and compute != torch.float64 else None
     adamw = _AdamW(recipe.optimizer, named, rounding)
+    numbers_BT = torch.arange(recipe.data.global_batch * recipe.data.seq_len).view(-1, recipe.data.seq_len)
     parts = _whole(0, INIT, {**named, **dict(model.named_buffers())})
-    for step in range(1, NUM_STEPS + 1):
-        numbers_BT = torch.arange(recipe.data.global_batch * recipe.data.seq_len).view(-1, recipe.data.seq_len)
-        sink = Parts()
-        watch = ActivationWatch(model, Tokens(numbers_BT.split(num_rows), numbers_BT.numel()), sink, kinds=(FORWARD,))
-        if step == 1:
+    tokens = Tokens(numbers_BT.split(num_rows), numbers_BT.numel())
+    sink = Parts()
+    watch = ActivationWatch(model, tokens, sink, kinds=protocol.kinds)
+    for step in range(1, protocol.num_steps + 1):
+        if step in protocol.watched:
             watch.start(step)
         loss, counts = _forward_backward(recipe, model, step, num_rows, watch)
         watch.stop()
@@ -108,10 +142,13 @@ def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Att
         parts += [scalar(key(step, LOSS), loss), scalar(key(step, NORM), norm)]
         parts += _whole(step, GRADIENT, grads)
         parts += _whole(step, ROUTING, {f"layers.{layer}": count for layer, count in counts.items()})
-        adamw.step(grads, min(1.0, recipe.optimizer.max_grad_norm / norm) if recipe.optimizer.max_grad_norm else 1.0)
+        factor = min(1.0, recipe.optimizer.max_grad_norm / norm) if recipe.optimizer.max_grad_norm else 1.0
+        adamw.step(grads, factor, protocol.rate(step))
         blocks: list[Any] = [*model.layers, *(module.block for module in model.mtp)]
         experts = {index: block.mlp for index, block in enumerate(blocks)}
         update_balance({i: mlp for i, mlp in experts.items() if isinstance(mlp, MixtureOfExperts)}, counts)
+        if protocol.has_moments:
+            parts += _whole(step, OPTIMIZER, adamw.moments())
         parts += _whole(step, WEIGHT, {**named, **dict(model.named_buffers())})
         model.zero_grad()
     return parts
@@ -178,8 +215,13 @@ class _AdamW:
         self._section, self._weights, self._count, self._seed = section, weights, 0, seed
         self._moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
 
+    def moments(self) -> Tensors:
+        """Both moments of every parameter, by its name and torch's of the moment."""
+        pairs = self._moments.items()
+        return {f"{name}.{moment}": x for name, pair in pairs for moment, x in zip(MOMENTS, pair, strict=True)}
+
     @torch.no_grad()
-    def step(self, grads: Tensors, factor: float) -> None:
+    def step(self, grads: Tensors, factor: float, lr: float) -> None:
         """Moves the weights by gradients that are scaled by `factor` first."""
         self._count += 1
         o, n = self._section, self._count
@@ -188,9 +230,9 @@ class _AdamW:
             m.copy_(o.beta1 * m + (1 - o.beta1) * grad)
             v.copy_(o.beta2 * v + (1 - o.beta2) * grad * grad)
             if weight.ndim >= 2:
-                weight.mul_(1 - o.lr * o.weight_decay)
+                weight.mul_(1 - lr * o.weight_decay)
             m_hat, v_hat = m / (1 - o.beta1**n), v / (1 - o.beta2**n)
-            weight.sub_(o.lr * m_hat / (v_hat.sqrt() + o.eps))
+            weight.sub_(lr * m_hat / (v_hat.sqrt() + o.eps))
             if self._seed is not None:
                 shape = tuple(weight.shape)
                 drawn = box_words(self._seed, f"rounding/{name}/{n}", shape, (0,) * len(shape), shape)
