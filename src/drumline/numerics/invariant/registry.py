@@ -55,7 +55,8 @@ _CONSTRUCTIVE: Mapping[str, str] = {
 }
 
 _OWN_OPERATORS = """
-    attention attention_backward cross_entropy_ invariant_attention invariant_cross_entropy
+    attention attention_backward cross_entropy_ invariant_attention
+    invariant_attention_backward invariant_cross_entropy
     invariant_embedding_backward invariant_matmul invariant_rms_norm invariant_rms_norm_backward invariant_softmax
     invariant_softmax_backward invariant_sum invariant_sum_of_rows invariant_swiglu invariant_swiglu_backward rms_norm
     rms_norm_backward swiglu swiglu_backward
