@@ -77,9 +77,8 @@ def test_chunks_against_a_cache_and_single_tokens_have_the_bits_of_the_full_pass
     starts = documents(2, S) if has_documents else None
     whole = invariant.attention(q, k, v, cos, sin, starts)
     for first, last in ((0, 40), (40, 97), (97, 150), (63, 65), (64, 128), (0, 1), (149, 150), (70, 71)):
-        part = invariant.attention(
-            q[:, first:last], k[:, :last], v[:, :last], cos[:last], sin[:last], None if starts is None else starts[:, :last]
-        )
+        seen = None if starts is None else starts[:, :last]
+        part = invariant.attention(q[:, first:last], k[:, :last], v[:, :last], cos[:last], sin[:last], seen)
         assert torch.equal(part, whole[:, first:last])
 
 

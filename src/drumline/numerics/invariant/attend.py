@@ -5,7 +5,8 @@ Keys are taken in tiles of 64 at absolute positions of the row. So a query has t
 against a cache of what came before, and alone: decoding gives what training computed. The cache holds keys as they are
 before their rotation.
 
-B sequences, S tokens, T <= S of them with queries, H query heads, G key/value heads, K head width, 2 = K / 2 frequencies.
+B sequences, S tokens, T <= S of them with queries, H query heads, G key/value heads, K head width, 2 = K / 2
+frequencies.
 """
 
 import torch

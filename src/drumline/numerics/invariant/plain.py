@@ -120,7 +120,7 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
 
 def attention(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS) -> tuple[Tensor, Tensor]:
     """Causal attention of the last T tokens: the result, and the logsumexp [B, H, T] of scaled scores."""
-    q, k, v, score = _scores(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS)
+    _, _, v, score = _scores(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS)
     top = score.amax(-1, keepdim=True)
     weight = (score - top).exp()
     missing = -weight.shape[-1] % _TILE
@@ -159,7 +159,7 @@ def attention_backward(
 
 
 def _scores(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rotated, scaled queries, rotated keys and values [B, H, ., K] in fp32 at least, and masked scores [B, H, T, S]."""
+    """Rotated scaled queries, rotated keys, values, all [B, H, ., K] in fp32 at least; masked scores [B, H, T, S]."""
     num_queries, num_tokens = q_BTHK.shape[1], k_BSGK.shape[1]
     group = q_BTHK.shape[2] // k_BSGK.shape[2]
     first = num_tokens - num_queries
