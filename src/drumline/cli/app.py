@@ -50,6 +50,7 @@ COMMANDS = {
         "drumline.cli.checkpoint:checkpoint", "List, inspect, verify, compare and convert checkpoints."
     ),
     "simulate": Entry("drumline.cli.simulate:simulate", "Simulate pipeline schedules."),
+    "bench": Entry("drumline.cli.bench:bench", "Measure on this machine what drumline claims of its operators."),
     "report": Entry("drumline.cli.report:report", "Write a run's report: one HTML file that opens offline."),
 }
 

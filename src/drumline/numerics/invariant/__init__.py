@@ -4,6 +4,7 @@ In: plain tensors. Out: what torch's operator of that name gives, up to rounding
 too. `classify` says what is known of any operator, `strict` refuses those of which nothing is.
 """
 
+from drumline.numerics.invariant.attend import attention
 from drumline.numerics.invariant.layers import embedding, rms_norm, swiglu
 from drumline.numerics.invariant.loss import cross_entropy
 from drumline.numerics.invariant.products import linear, matmul, weight_gradient
@@ -15,6 +16,7 @@ __all__ = [
     "OPERATORS",
     "Entry",
     "NotInvariantError",
+    "attention",
     "classify",
     "cross_entropy",
     "embedding",

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from drumline.numerics.kernels import causal_attention, layers, loss, matmul, rows
 from drumline.numerics.kernels.build import KernelError
 from drumline.numerics.kernels.operators import DTYPES, define
 
@@ -48,3 +49,17 @@ def like(x: Tensor) -> Tensor:
 def as_wide(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """An empty tensor of x's device, in fp32 at least."""
     return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def forms() -> dict[str, str]:
+    """What runs here for CPU tensors in fp32 and bf16, by group of operators: `kernel`, or why there is none."""
+    found = {}
+    for module in (matmul, causal_attention, layers, rows, loss):
+        try:
+            built = module.library()
+        except KernelError as error:
+            found[module.__name__.rpartition(".")[2]] = f"plain torch: {error}"
+            continue
+        has_amx = module is matmul and bool(built.drumline_matmul_has_amx())
+        found[module.__name__.rpartition(".")[2]] = "kernel, bf16 on matrix units" if has_amx else "kernel"
+    return found

@@ -8,7 +8,7 @@ over positions; a product's sum ascends over k. Their bits differ from the kerne
 import torch
 from torch import Tensor
 
-_FOLD = 16  # of a product's sum, per call
+_TILE = 64  # keys that are summed together
 
 
 def wide(x: Tensor) -> Tensor:
@@ -63,23 +63,24 @@ def embedding_backward(grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
     return out
 
 
-def matmul(a_MK: Tensor, b_KN: Tensor, start_MN: Tensor | None = None) -> Tensor:
+def matmul(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     """The product in fp32 at least, k ascending; each product and each addition is rounded by itself.
 
     Args:
-        a_MK: any float dtype.
-        b_KN: of the same dtype.
-        start_MN: what the sum begins with, in the result's dtype; None: zero.
+        a: [..., M, K], any float dtype.
+        b: [..., K, N], of the same dtype.
+        start: what the sum begins with, in the result's dtype; None: zero.
 
     Returns:
-        [M, N].
+        [..., M, N].
     """
-    a, b = wide(a_MK), wide(b_KN)
-    out = a.new_zeros((a.shape[0], b.shape[1])) if start_MN is None else start_MN.clone()
-    for k in range(0, a.shape[1], _FOLD):
-        products = a[:, k : k + _FOLD].t()[:, :, None] * b[k : k + _FOLD][:, None, :]
-        for product in products:
-            out += product
+    a, b = wide(a), wide(b)
+    if start is None:
+        out = a.new_zeros((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+    else:
+        out = start.clone()
+    for k in range(a.shape[-1]):
+        out += a[..., k, None] * b[..., k, None, :]
     return out
 
 
@@ -115,3 +116,64 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     d, g, u = wide(grad), wide(gate), wide(up)
     s = sigmoid(g)
     return (d * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (d * (g * s)).to(up.dtype)
+
+
+def attention(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS) -> tuple[Tensor, Tensor]:
+    """Causal attention of the last T tokens: the result, and the logsumexp [B, H, T] of scaled scores."""
+    _, _, v, score = _scores(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS)
+    top = score.amax(-1, keepdim=True)
+    weight = (score - top).exp()
+    missing = -weight.shape[-1] % _TILE
+    tiles = torch.nn.functional.pad(weight, (0, missing)).unflatten(-1, (-1, _TILE))
+    total = top.new_zeros(top.shape[:-1])
+    for part in tree_sum(tiles).unbind(-1):
+        total += part
+    out_BHTK = matmul(weight, v) / total[..., None]
+    return out_BHTK.transpose(1, 2).to(q_BTHK.dtype), top[..., 0] + total.log()
+
+
+def attention_backward(
+    grad_BSHK, q_BSHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS, out_BSHK, logsumexp_BHS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, for queries of all S tokens."""
+    q, k, v, score = _scores(q_BSHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS)
+    weight = (score - logsumexp_BHS[..., None]).exp()
+    grad, out = wide(grad_BSHK).transpose(1, 2), wide(out_BSHK).transpose(1, 2)
+    d_score = weight * (matmul(grad, v.transpose(-1, -2)) - tree_sum(grad * out)[..., None])
+    grad_q, grad_k = matmul(d_score, k), matmul(d_score.transpose(-1, -2), q)
+    grad_v = matmul(weight.transpose(-1, -2), grad)
+    num_kv = k_BSGK.shape[2]
+
+    def of_group(x_BHSK: Tensor) -> Tensor:
+        heads = x_BHSK.unflatten(1, (num_kv, -1)).unbind(2)
+        total = heads[0]
+        for head in heads[1:]:
+            total = total + head
+        return total
+
+    grad_q = _rotated(grad_q, cos_SK2, -sin_SK2) / q_BSHK.shape[-1] ** 0.5
+    grad_k = _rotated(of_group(grad_k), cos_SK2, -sin_SK2)
+    grads = zip((grad_q, grad_k, of_group(grad_v)), (q_BSHK, k_BSGK, v_BSGK), strict=True)
+    dq, dk, dv = (g.transpose(1, 2).to(x.dtype) for g, x in grads)
+    return dq, dk, dv
+
+
+def _scores(q_BTHK, k_BSGK, v_BSGK, cos_SK2, sin_SK2, starts_BS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rotated scaled queries, rotated keys, values, all [B, H, ., K] in fp32 at least; masked scores [B, H, T, S]."""
+    num_queries, num_tokens = q_BTHK.shape[1], k_BSGK.shape[1]
+    group = q_BTHK.shape[2] // k_BSGK.shape[2]
+    first = num_tokens - num_queries
+    cos, sin = (wide(x.to(wide(q_BTHK).dtype)) for x in (cos_SK2, sin_SK2))
+    q = _rotated(wide(q_BTHK).transpose(1, 2), cos[first:], sin[first:]) / q_BTHK.shape[-1] ** 0.5
+    k = _rotated(wide(k_BSGK).transpose(1, 2), cos, sin).repeat_interleave(group, 1)
+    v = wide(v_BSGK).transpose(1, 2).repeat_interleave(group, 1)
+    position = torch.arange(num_tokens, device=q.device)
+    is_seen = (position <= position[first:, None])[None]
+    if starts_BS is not None:
+        is_seen = is_seen & (position >= starts_BS[:, first:, None])
+    return q, k, v, matmul(q, k.transpose(-1, -2)).masked_fill(~is_seen[:, None], -torch.inf)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    u, w = x.chunk(2, dim=-1)
+    return torch.cat((u * cos - w * sin, w * cos + u * sin), dim=-1)

@@ -5,8 +5,9 @@ constructive  its bits cannot depend on batch, position, chunking or threads: it
 probed        no construction says so, but `drumline bench invariance` looks for a counterexample and finds none
 unknown       neither; among them the operators that were seen to move bits
 
-The measurements behind `unknown`: fp32 silu, sigmoid and logaddexp round their last elements (numel mod 32) otherwise;
-bf16 rsqrt and add(alpha=) do; a matmul's bits depend on M, and a sum over rows on how they are split.
+The measurements behind `unknown`: fp32 silu, sigmoid, logaddexp, exp2 and pow round their last elements (numel mod 32)
+and strided ones otherwise; bf16 rsqrt and add(alpha=) do; a matmul's bits depend on M, and a sum over rows on how they
+are split.
 """
 
 from collections.abc import Mapping
@@ -55,13 +56,14 @@ _CONSTRUCTIVE: Mapping[str, str] = {
 }
 
 _OWN_OPERATORS = """
-    attention attention_backward cross_entropy_ invariant_attention invariant_cross_entropy
+    attention attention_backward cross_entropy_ invariant_attention
+    invariant_attention_backward invariant_cross_entropy
     invariant_embedding_backward invariant_matmul invariant_rms_norm invariant_rms_norm_backward invariant_softmax
     invariant_softmax_backward invariant_sum invariant_sum_of_rows invariant_swiglu invariant_swiglu_backward rms_norm
     rms_norm_backward swiglu swiglu_backward
 """
 
-PROBED = ("exp", "log", "log2", "exp2", "tanh", "cos", "sin")
+PROBED = ("exp", "log", "log2", "log1p", "expm1", "tanh", "erf", "cos", "sin")
 """Elementwise functions of aten that the probe takes."""
 
 _INSTEAD = {
@@ -71,6 +73,7 @@ _INSTEAD = {
     "sum, mean": "sum mean cumsum nansum sum_to_size prod linalg_vector_norm norm var var_mean std",
     "rms_norm": "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward rms_norm rsqrt",
     "swiglu": "silu silu_backward sigmoid sigmoid_backward gelu gelu_backward",
+    "exp": "exp2 pow",
     "cross_entropy": "nll_loss_forward nll_loss_backward nll_loss cross_entropy_loss",
     "embedding": "embedding_dense_backward index_add scatter_add index_put scatter_reduce",
     "attention": """
@@ -90,6 +93,7 @@ def _table() -> dict[str, Entry]:
     table |= {f"aten::{name}": Entry("probed", "the probe found no counterexample") for name in PROBED}
     for own, names in _INSTEAD.items():
         instead = " or ".join(f"{_HERE}.{name.strip()}" for name in own.split(","))
+        instead = "torch.exp" if own == "exp" else instead
         unknown = Entry("unknown", "its bits move, or nobody looked", instead)
         table |= {f"aten::{name}": unknown for name in names.split()}
     return table

@@ -1,5 +1,6 @@
 """Strict mode: within it, an operator whose bits are not known to be invariant is refused before it runs."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -19,12 +20,16 @@ class strict(TorchDispatchMode):  # noqa: N801, it is used as `with strict():`
 
     Operators on integers and booleans pass: they round nothing. What a custom autograd function calls is seen, too.
 
+    Args:
+        also: names such as `aten::pow` that the caller vouches for, say since they make a table of positions alone.
+
     Attributes:
         seen: how often each operator was called, by name.
     """
 
-    def __init__(self):
+    def __init__(self, also: Collection[str] = ()):
         super().__init__()
+        self.also = frozenset(also)
         self.seen: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -33,7 +38,7 @@ class strict(TorchDispatchMode):  # noqa: N801, it is used as `with strict():`
         name = func._schema.name
         self.seen[name] = self.seen.get(name, 0) + 1
         entry = classify(name)
-        if entry.kind == "unknown" and _rounds(args, kwargs):
+        if entry.kind == "unknown" and name not in self.also and _rounds(args, kwargs):
             raise NotInvariantError(_refusal(str(func), entry))
         is_sum = name.removesuffix("_") in ("aten::add", "aten::sub")
         if is_sum and kwargs.get("alpha", 1) != 1 and _rounds(args, kwargs):

@@ -26,8 +26,9 @@ void forward(const Attention& a) {
     const long tile = task % z.tiles, head = task / z.tiles;
     Path::pack_keys(a, z, head / a.kv_heads, head % a.kv_heads, tile, keys + head * keys_floats, scratch_of(thread));
   });
-  parallel_for(threads, a.batch * a.heads * z.tiles, [&](long task, int thread) {
-    const long tile = z.tiles - 1 - task % z.tiles, head = task / z.tiles, b = head / a.heads, h = head % a.heads;
+  const long query_tiles = z.tiles - z.first / TILE;
+  parallel_for(threads, a.batch * a.heads * query_tiles, [&](long task, int thread) {
+    const long tile = z.tiles - 1 - task % query_tiles, head = task / query_tiles, b = head / a.heads, h = head % a.heads;
     Path::enter(z);
     Path::forward_tile(a, z, b, h, tile, keys + (b * a.kv_heads + h / group) * keys_floats, scratch_of(thread));
     Path::leave();

@@ -17,13 +17,13 @@ inline long round_up(long n, long multiple) { return (n + multiple - 1) / multip
 
 // The call, as ctypes fills it. Strides are in elements, of dims (B, T, heads); the head's width is contiguous.
 extern "C" struct Attention {
-  int64_t batch, tokens, heads, kv_heads, width, threads, is_bf16;
+  int64_t batch, tokens, first, heads, kv_heads, width, threads, is_bf16;  // queries are those of tokens from `first` on
   const void *q, *k, *v;
   int64_t q_stride[3], k_stride[3], v_stride[3];
   const float *cos, *sin;  // [T, K/2]
   const int32_t* starts;   // [B, T] or null
-  void* out;               // [B, T, H, K]
-  float* logsumexp;        // [B, H, T]
+  void* out;               // [B, T - first, H, K]
+  float* logsumexp;        // [B, H, T - first]
   float* workspace;
   const void* grad_out;
   int64_t grad_out_stride[3];
@@ -33,9 +33,10 @@ extern "C" struct Attention {
 namespace {
 
 struct Sizes {
-  long tokens, width, lanes_width, tiles, padded, rows, wide_rows;
+  long tokens, first, width, lanes_width, tiles, padded, rows, wide_rows;
   explicit Sizes(const Attention& a)
       : tokens(a.tokens),
+        first(a.first),
         width(a.width),
         lanes_width(round_up(a.width, LANES)),
         tiles((a.tokens + TILE - 1) / TILE),
@@ -43,6 +44,7 @@ struct Sizes {
         rows(padded * width),
         wide_rows(padded * lanes_width) {}
   int rows_in(long tile) const { return int(tokens - tile * TILE < TILE ? tokens - tile * TILE : TILE); }
+  int skipped_in(long tile) const { return int(first > tile * TILE ? first - tile * TILE : 0); }
 };
 
 // Which keys the queries of a tile may see.
@@ -121,15 +123,16 @@ struct Strip {  // NV vectors of queries of one tile, against one tile of keys
 };
 
 // Calls wide(strip) with WIDE vectors of queries away from the diagonal, and narrow(strip) with NARROW on it, where half of the
-// pairs are masked: keys past a strip's last query are left out.
+// pairs are masked: keys past a strip's last query are left out. Narrow strips also serve a tile of few queries, and one whose
+// first `skip` have none.
 template <int WIDE, int NARROW, class Wide, class Narrow>
-void for_strips(long query_tile, long key_tile, int rows, bool cut, const int32_t* starts, Wide wide, Narrow narrow) {
-  const bool diagonal = query_tile == key_tile;
-  const int step = (diagonal ? NARROW : WIDE) * LANES;
-  for (int s = 0; s < rows; s += step) {
+void for_strips(long query_tile, long key_tile, int skip, int rows, bool cut, const int32_t* starts, Wide wide, Narrow narrow) {
+  const bool diagonal = query_tile == key_tile, few = skip || rows <= NARROW * LANES;
+  const int step = (diagonal || few ? NARROW : WIDE) * LANES;
+  for (int s = skip / step * step; s < rows; s += step) {
     const Strip strip{key_tile * TILE, query_tile * TILE + s, diagonal ? (s + step < TILE ? s + step : TILE) : TILE, s,
                       diagonal || cut, starts ? starts + query_tile * TILE + s : nullptr, rows - s};
-    if (diagonal)
+    if (diagonal || few)
       narrow(strip);
     else
       wide(strip);
@@ -154,10 +157,10 @@ const Element* row(const void* base, const int64_t* stride, long b, long t, long
 template <class Element>
 void write_output(const Attention& a, const Sizes& z, long b, long h, long tile, float* out_KI, const float* top, float unit,
                   const float* sum, float* scratch) {
-  const int rows = z.rows_in(tile);
-  const long t = tile * TILE;
-  float* lse = a.logsumexp + (b * a.heads + h) * z.tokens + t;
-  for (int i = 0; i < rows; ++i) lse[i] = (top[i] * unit + std::log2(sum[i])) * LN_2;
+  const int rows = z.rows_in(tile), skip = z.skipped_in(tile);
+  const long t = tile * TILE + skip - z.first, queries = z.tokens - z.first;
+  float* lse = a.logsumexp + (b * a.heads + h) * queries + t;
+  for (int i = skip; i < rows; ++i) lse[i - skip] = (top[i] * unit + std::log2(sum[i])) * LN_2;
   for (int i = 0; i < TILE; i += LANES) {
     const vec inverse = splat(1.0f) / load(sum + i);
     for (long k = 0; k < z.width; ++k) {
@@ -166,8 +169,8 @@ void write_output(const Attention& a, const Sizes& z, long b, long h, long tile,
     }
   }
   transpose_back(out_KI, scratch, z.width, z.width, rows);
-  Element* out = static_cast<Element*>(a.out) + ((b * z.tokens + t) * a.heads + h) * z.width;
-  copy(scratch, z.width, out, a.heads * z.width, rows, z.width);
+  Element* out = static_cast<Element*>(a.out) + ((b * queries + t) * a.heads + h) * z.width;
+  copy(scratch + skip * z.width, z.width, out, a.heads * z.width, rows - skip, z.width);
 }
 
 // Sums a group's query heads in order, rotates back and writes. A head's gradients of keys and of values, each [padded T][ld],

@@ -120,13 +120,14 @@ struct Portable {
   static void forward_tile(const Attention& a, const Sizes& z, long b, long h, long tile, const float* keys, float* scratch) {
     float *q_IK = scratch, *q_KI = q_IK + TILE * z.width, *out_KI = q_KI + TILE * z.width;
     float *score = out_KI + TILE * z.width, *top = score + TILE * TILE, *sum = top + TILE;
-    const int rows = z.rows_in(tile);
+    const int rows = z.rows_in(tile), skip = z.skipped_in(tile);
     const long t = tile * TILE;
     const int32_t* starts = a.starts ? a.starts + b * z.tokens : nullptr;
-    const Span span(starts ? starts + t : nullptr, rows);
+    const Span span(starts ? starts + t + skip : nullptr, rows - skip);
 
-    rotate<1>(row<Element>(a.q, a.q_stride, b, t, h), a.q_stride[1], q_IK, z.width, a, t, rows,
-              LOG2_E / std::sqrt(float(z.width)));
+    zero_rows(q_IK, z.width, 0, skip);
+    rotate<1>(row<Element>(a.q, a.q_stride, b, t + skip - z.first, h), a.q_stride[1], q_IK + skip * z.width, z.width, a, t + skip,
+              rows - skip, LOG2_E / std::sqrt(float(z.width)));
     zero_rows(q_IK, z.width, rows, TILE);
     transpose(q_IK, z.width, q_KI, z.width);
     std::memset(out_KI, 0, sizeof(float) * TILE * z.width);
@@ -136,7 +137,7 @@ struct Portable {
       if (span.misses(other)) continue;
       const float *k = keys + other * TILE * z.width, *v = k + z.rows;
       for_strips<WIDE, NARROW>(
-          tile, other, rows, span.cuts(other), starts,
+          tile, other, skip, rows, span.cuts(other), starts,
           [&](const Strip& s) { forward_strip<WIDE>(s, z.width, q_KI, k, v, score, out_KI, top, sum); },
           [&](const Strip& s) { forward_strip<NARROW>(s, z.width, q_KI, k, v, score, out_KI, top, sum); });
     }
@@ -176,7 +177,7 @@ struct Portable {
     if (span.misses(key_tile)) return;
     float* ds = scratch + TILE * TILE;
     for_strips<WIDE, NARROW>(
-        query_tile, key_tile, rows, span.cuts(key_tile), starts,
+        query_tile, key_tile, 0, rows, span.cuts(key_tile), starts,
         [&](const Strip& s) { backward_strip<WIDE, QUERIES, KEYS>(s, z, d, scratch, ds); },
         [&](const Strip& s) { backward_strip<NARROW, QUERIES, KEYS>(s, z, d, scratch, ds); });
   }

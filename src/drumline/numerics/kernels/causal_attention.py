@@ -23,7 +23,8 @@ class _Call(ctypes.Structure):
     """The C++ struct Attention, field for field."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "tokens", "heads", "kv_heads", "width", "threads", "is_bf16")),
+        *((name, ctypes.c_int64) for name in ("batch", "tokens", "first", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("width", "threads", "is_bf16")),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
         *((name, _Strides) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "starts", "out", "logsumexp", "workspace", "grad_out")),
@@ -79,7 +80,7 @@ def forward(
 
     Args:
         library: from `build.load`.
-        q: [B, T, H, K], and so on as in `attention`.
+        q: [B, N, H, K], queries of the last N of T tokens, and so on as in `attention`.
         k: [B, T, G, K].
         v: [B, T, G, K].
         cos: [T, K / 2].
@@ -87,7 +88,7 @@ def forward(
         starts: [B, T] int32 or None.
 
     Returns:
-        out [B, T, H, K] in q's dtype and logsumexp [B, H, T] in fp32, natural logarithm of scaled scores.
+        out [B, N, H, K] in q's dtype and logsumexp [B, H, N] in fp32, natural logarithm of scaled scores.
     """
     call, kept = _describe(q, k, v, cos, sin, starts)
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -159,9 +160,9 @@ def _describe(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None
 ) -> tuple[_Call, list[Tensor | None]]:
     """The call's inputs, and the tensors that must live until it returns."""
-    B, T, H, K = q.shape
-    G = k.shape[2]
-    if k.shape != (B, T, G, K) or v.shape != k.shape or G == 0 or H % G:
+    B, N, H, K = q.shape
+    T, G = k.shape[1:3]
+    if N > T or k.shape != (B, T, G, K) or v.shape != k.shape or G == 0 or H % G:
         raise ValueError(f"attention: q {tuple(q.shape)} does not go with k {tuple(k.shape)} and v {tuple(v.shape)}")
     if K % 2 or cos.shape != (T, K // 2) or sin.shape != cos.shape:
         raise ValueError(f"attention: cos {tuple(cos.shape)}, sin {tuple(sin.shape)} must be ({T}, K / 2) for K = {K}")
@@ -169,7 +170,7 @@ def _describe(
     if q.dtype not in DTYPES or dtypes != [q.dtype] * 3 + [torch.float32] * 2:
         raise ValueError(f"attention: needs q, k, v alike in fp32 or bf16, and cos, sin in fp32; got {dtypes}")
     q, k, v, cos, sin = _rows(q), _rows(k), _rows(v), cos.contiguous(), sin.contiguous()
-    call = _Call(batch=B, tokens=T, heads=H, kv_heads=G, width=K, threads=torch.get_num_threads())
+    call = _Call(batch=B, tokens=T, first=T - N, heads=H, kv_heads=G, width=K, threads=torch.get_num_threads())
     call.is_bf16 = q.dtype == torch.bfloat16
     call.q, call.k, call.v, call.cos, call.sin = (x.data_ptr() for x in (q, k, v, cos, sin))
     call.q_stride, call.k_stride, call.v_stride = q.stride()[:3], k.stride()[:3], v.stride()[:3]
