@@ -94,7 +94,11 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="Clip gradients to this global norm; 0: never."
     )
-    implementation: Literal["foreach", "fused"] = Field(default="fused", description="torch's AdamW implementation.")
+    implementation: Literal["auto", "foreach", "fused"] = Field(
+        default="auto",
+        description="torch's AdamW implementation; auto: fused, and in exact mode foreach, whose bits do not depend on "
+        "how tensors are cut.",
+    )
 
 
 class Schedule(Section):
@@ -132,6 +136,16 @@ class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    lanes: Natural = Field(
+        default=0,
+        description="For exact: equal parts of the global batch that ranks own and gradients are summed by, a power of "
+        "two and at least dp x fsdp. 0: as many as hold whole micro-batches, up to 8.",
+    )
+    blocks: Positive = Field(
+        default=1,
+        description="For exact: fixed slices that products are summed by, a power of two. 1: plain products, which tp, "
+        "cp and ep cannot share.",
+    )
 
 
 class Checkpoint(Section):
@@ -177,7 +191,9 @@ class Run(Section):
     seed: Natural = Field(default=0, description="The seed of initialization and data order.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(
-        default=0, description="CPU threads a rank computes with; 0: cores divided by local ranks."
+        default=0,
+        description="CPU threads a rank computes with; 0: cores divided by local ranks, and in exact mode 1, since "
+        "threads can move bits.",
     )
     compile: bool = Field(default=False, description="torch.compile each block.")
     validate_every: Natural = Field(

@@ -114,7 +114,7 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
         buffers=buffers_of(ours.model),
         gradients=ours.gradients,
         passes=ours.passes,
-        optimizer=build_adamw(ours.model, recipe.optimizer),
+        optimizer=build_adamw(ours.model, recipe.optimizer, exact=recipe.numerics.mode == "exact"),
         share=share,
         attention=attention,
     )
