@@ -13,6 +13,7 @@ from drumline.recipe.rules import RULES
 
 SCALING = "{factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0}"
 MOE = ("model.moe.num_experts=8",)
+EXACT = ("numerics.mode=exact",)
 MLA = ("model.family=deepseek_v3", "model.head_dim=48", "model.mla.kv_lora_rank=64")
 
 
@@ -213,7 +214,29 @@ CASES = [
         ("full", "every_n", "none"),
     ),
     ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
-    ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
+    ("not-yet", "numerics.blocks", ["numerics.blocks=2"], {}, (1,)),
+    ("exact-lanes", "numerics.lanes", [*EXACT, "numerics.lanes=3"], {}, (2, 4)),
+    ("exact-micro-batch", "data.micro_batch", [*EXACT, "data.micro_batch=3"], {}, (2, 4)),
+    ("exact-micro-batch", "data.micro_batch", [*EXACT, "numerics.lanes=8"], {}, (1,)),
+    ("exact-lanes-batch", "numerics.lanes", [*EXACT, "numerics.lanes=16"], {}, (4,)),
+    ("exact-lanes-ranks", "numerics.lanes", [*EXACT, "numerics.lanes=2", "layout=dp3"], {}, (4,)),
+    ("exact-lanes-ranks", "numerics.lanes", [*EXACT, "data.global_batch=64", "layout=dp16"], {}, (16,)),
+    ("exact-lanes-ranks", "data.global_batch", [*EXACT, "layout=dp8"], {}, (16,)),
+    ("exact-lanes-even", "layout.fsdp", [*EXACT, "layout=fsdp3"], {}, (2, 4)),
+    ("exact-lanes-even", "layout.dp", [*EXACT, "layout=dp3.pp2"], {}, (2, 4)),
+    ("exact-products", "layout.tp", [*EXACT, "layout=tp2"], {}, (1,)),
+    ("exact-products", "layout.cp", [*EXACT, "layout=cp2"], {}, (1,)),
+    ("exact-products", "layout.ep", [*MOE, *EXACT, "layout=fsdp2.ep2"], {}, (1,)),
+    ("exact-device", "run.device", EXACT, {"device": "cuda"}, ("cpu",)),
+    ("exact-compile", "run.compile", [*EXACT, "run.compile=true"], {}, (False,)),
+    (
+        "exact-optimizer",
+        "optimizer.implementation",
+        [*EXACT, "optimizer.implementation=fused"],
+        {},
+        ("auto", "foreach"),
+    ),
+    ("exact-mtp", "model.num_mtp_layers", [*MLA, *EXACT, "model.num_mtp_layers=1"], {}, (0,)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
         "precision-device",
@@ -273,12 +296,12 @@ def test_a_sound_latent_attention_has_no_problem():
 
 
 def test_not_yet_says_what_runs_today():
-    (problem,) = found_by(debug("numerics.mode=exact"), "not-yet")
-    assert "what runs today is default" in str(problem)
+    (problem,) = found_by(debug("numerics.blocks=2"), "not-yet")
+    assert "what runs today is 1" in str(problem)
 
 
 def test_all_problems_come_at_once():
-    recipe = debug("layout=dp3.pp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x", "numerics.mode=exact")
+    recipe = debug("layout=dp3.pp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x", "numerics.blocks=2")
     codes = {problem.code for problem in problems(recipe, world_size=8)}
     assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "profile-syntax", "not-yet"}
 

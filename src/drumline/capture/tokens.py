@@ -13,7 +13,8 @@ import torch
 
 from drumline.data import Batch
 from drumline.parallel import Mesh
-from drumline.recipe.sections import Data
+from drumline.recipe.lanes import samples_of
+from drumline.recipe.sections import Recipe
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,21 @@ class Tokens:
         return self._rows[asked]
 
 
-def tokens_of(data: Data, mesh: Mesh, share: Callable[[Batch], Batch] | None) -> Tokens:
+def tokens_of(recipe: Recipe, mesh: Mesh, share: Callable[[Batch], Batch] | None) -> Tokens:
     """The tokens of this rank.
 
     Args:
-        data: the recipe's section.
+        recipe: data and numerics are read.
         mesh: of the layout.
         share: what the rank keeps of a micro-batch whose rows it shares with others; None: all of it.
 
     Returns:
         The tokens.
     """
-    num_tokens, degree = data.global_batch * data.seq_len, mesh.layout.data_degree
-    numbers_BT = torch.arange(num_tokens).view(degree, -1, data.seq_len)[mesh.data_rank]
+    data, samples = recipe.data, samples_of(mesh.data_rank, mesh.layout.data_degree, recipe)
+    num_tokens = data.global_batch * data.seq_len
+    numbers_BT = torch.arange(num_tokens).view(-1, data.seq_len)[samples.start : samples.stop]
     if share is not None:
         numbers_BT = share(Batch(numbers_BT, numbers_BT, None)).tokens_BT
     numbers = numbers_BT.split(data.micro_batch)
-    return Tokens(numbers, num_tokens, mesh.data_rank * len(numbers), (mesh.layout.tp, mesh.coordinate("tp")))
+    return Tokens(numbers, num_tokens, samples.start // data.micro_batch, (mesh.layout.tp, mesh.coordinate("tp")))

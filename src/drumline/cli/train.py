@@ -12,6 +12,7 @@ from drumline.cli.environment import calm_threads, terminal
 from drumline.cluster import accelerator_names
 from drumline.recipe import Machine, Recipe, RecipeError, check, load
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.lanes import threads_of
 
 if TYPE_CHECKING:
     from drumline.comm import Place
@@ -63,7 +64,7 @@ def train(
         device=device,
         max_restarts=resolved.resilience.max_restarts,
         timeout_s=resolved.resilience.timeout_s,
-        num_threads=resolved.run.threads,
+        num_threads=threads_of(resolved),
     )
     if code:
         raise typer.Exit(code)

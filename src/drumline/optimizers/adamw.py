@@ -17,7 +17,9 @@ from drumline.recipe.sections import Optimizer
 _PIECE = 1 << 14
 
 
-def build_adamw(model: nn.Module, section: Optimizer, places: Places, seed: int) -> torch.optim.Optimizer:
+def build_adamw(
+    model: nn.Module, section: Optimizer, places: Places, seed: int, *, exact: bool = False
+) -> torch.optim.Optimizer:
     """Builds AdamW over a model whose parameters are real (or sharded) tensors: torch's, or the one with bf16 states.
 
     Args:
@@ -25,6 +27,8 @@ def build_adamw(model: nn.Module, section: Optimizer, places: Places, seed: int)
         section: hyper-parameters and which implementation.
         places: of the parameters, by logical name; read for bf16 states.
         seed: of the run; likewise.
+        exact: an element's bits are not to depend on how its tensor is cut. The fused implementation computes the last
+            elements of a tensor otherwise than the rest; foreach is made of operators that do not.
 
     Returns:
         The optimizer, without states yet.
@@ -37,13 +41,14 @@ def build_adamw(model: nn.Module, section: Optimizer, places: Places, seed: int)
     if section.state_dtype == "bf16":
         betas = (section.beta1, section.beta2)
         return LowBitAdamW(groups, places=places, seed=seed, lr=section.lr, betas=betas, eps=section.eps)
+    fused = section.implementation == "fused" or (section.implementation == "auto" and not exact)
     return torch.optim.AdamW(
         groups,
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,
-        foreach=section.implementation == "foreach",
-        fused=section.implementation == "fused",
+        foreach=not fused,
+        fused=fused,
     )
 
 

@@ -8,13 +8,15 @@ import torch
 from torch import nn
 
 from drumline.memory import apply_activation_checkpointing
+from drumline.parallel.exact import own_exact_gradients
 from drumline.parallel.gradients import Alone, Gradients, Several, layers_of
 from drumline.parallel.mesh import Mesh
-from drumline.parallel.place import SUMMED_OVER, Place, Places
+from drumline.parallel.place import DATA_AXES, SUMMED_OVER, Place, Places
 from drumline.parallel.plan import cut_parameters
 from drumline.parallel.replicate import Replicate
 from drumline.parallel.shard import Sharded, shard
 from drumline.parallel.tensor import spread_matmuls
+from drumline.recipe.lanes import Lanes
 from drumline.recipe.sections import Recipe
 
 Key = TypeVar("Key")
@@ -61,7 +63,12 @@ def parallelize(
 
 
 def own_gradients(
-    model: nn.Module, mesh: Mesh, places: Places, *, apart_from: Collection[nn.Parameter] = ()
+    model: nn.Module,
+    mesh: Mesh,
+    places: Places,
+    *,
+    lanes: Lanes | None = None,
+    apart_from: Collection[nn.Parameter] = (),
 ) -> Gradients:
     """Chooses what brings the gradients of a parallelized, materialized model to their sum.
 
@@ -69,12 +76,15 @@ def own_gradients(
         model: after `parallelize`.
         mesh: of the layout.
         places: that `parallelize` gave.
+        lanes: of a run in exact mode; None: any order of summation will do.
         apart_from: parameters that it shares with another model, which owns their gradients.
 
     Returns:
         The gradients.
     """
-    _make_groups(mesh)
+    _make_groups(mesh, exact=lanes is not None)
+    if lanes is not None:
+        return own_exact_gradients(model, mesh, places, lanes, apart_from=apart_from)
     named = [
         (places[name], param)
         for name, param in model.named_parameters()
@@ -95,8 +105,12 @@ def own_gradients(
     return ways[0] if len(ways) == 1 else Several(ways)
 
 
-def _make_groups(mesh: Mesh) -> None:
+def _make_groups(mesh: Mesh, *, exact: bool) -> None:
     # All ranks make all groups in one order, also those that only other pipeline stages have parameters for.
+    if exact:
+        mesh.group(*DATA_AXES)
+        mesh.group("dp")
+        return
     for axes in SUMMED_OVER:
         mesh.group(*(axis for axis in axes if mesh.layout.fsdp == 1 or axis == "tp"))
 

@@ -94,8 +94,10 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="Clip gradients to this global norm; 0: never."
     )
-    implementation: Literal["foreach", "fused"] = Field(
-        default="fused", description="torch's AdamW implementation; with bf16 states there is one, drumline's own."
+    implementation: Literal["auto", "foreach", "fused"] = Field(
+        default="auto",
+        description="torch's AdamW implementation; auto: fused, and in exact mode foreach, whose bits do not depend on "
+        "how tensors are cut. With bf16 states there is one, drumline's own.",
     )
     state_dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="What holds the two moments; bf16: half the bytes, rounded stochastically."
@@ -139,6 +141,16 @@ class Numerics(Section):
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
     deterministic: bool = Field(
         default=True, description="Only operators that give the same bits each time they run; torch refuses others."
+    )
+    lanes: Natural = Field(
+        default=0,
+        description="For exact: equal parts of the global batch that ranks own and gradients are summed by, a power of "
+        "two and at least dp x fsdp. 0: as many as hold whole micro-batches, up to 8.",
+    )
+    blocks: Positive = Field(
+        default=1,
+        description="For exact: fixed slices that products are summed by, a power of two. 1: plain products, which tp, "
+        "cp and ep cannot share.",
     )
 
 
@@ -188,7 +200,9 @@ class Run(Section):
     seed: Natural = Field(default=0, description="The seed of initialization, data order, dropout and rounding.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(
-        default=0, description="CPU threads a rank computes with; 0: cores divided by local ranks."
+        default=0,
+        description="CPU threads a rank computes with; 0: cores divided by local ranks, and in exact mode 1, since "
+        "threads can move bits.",
     )
     compile: bool = Field(default=False, description="torch.compile each block.")
     validate_every: Natural = Field(

@@ -128,7 +128,9 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
         buffers=buffers_of(ours.model),
         gradients=ours.gradients,
         passes=ours.passes,
-        optimizer=build_adamw(ours.model, recipe.optimizer, ours.places, recipe.run.seed),
+        optimizer=build_adamw(
+            ours.model, recipe.optimizer, ours.places, recipe.run.seed, exact=recipe.numerics.mode == "exact"
+        ),
         share=share,
         attention=attention,
     )

@@ -82,7 +82,7 @@ def capture_rank(recipe: Recipe, place: Place, wanted: Wanted) -> None:
 def _recorder(parts: Parts, wanted: Wanted) -> Recorder:
     return Recorder(
         subject_of(parts),
-        tokens_of(parts.recipe.data, parts.mesh, parts.share),
+        tokens_of(parts.recipe, parts.mesh, parts.share),
         steps=wanted.steps,
         folder=wanted.folder,
         level=wanted.level,

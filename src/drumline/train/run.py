@@ -16,6 +16,7 @@ from drumline.comm import Place, World, choose_device, join, leave, read_num_thr
 from drumline.comm.environment import set_defaults
 from drumline.numerics.determinism import CUBLAS, deterministic
 from drumline.precision import flush_denormals, policy
+from drumline.recipe.lanes import threads_of
 from drumline.recipe.sections import Recipe
 from drumline.train import manifest
 from drumline.train.console import ConsoleView, say
@@ -57,7 +58,7 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
     device = choose_device(recipe.run.device, place)
     if device.type == "cpu":
         share = max(1, manifest.num_cores() // place.local_world_size)
-        torch.set_num_threads(recipe.run.threads or read_num_threads() or share)
+        torch.set_num_threads(threads_of(recipe) or read_num_threads() or share)
     console = console or Console(file=sys.stdout)
     folder = run_folder(recipe)
     determinism = deterministic(recipe.numerics.deterministic)

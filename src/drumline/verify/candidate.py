@@ -21,10 +21,12 @@ from drumline.comm import World, read_place
 from drumline.data import Batch, Loader
 from drumline.data.made_up import made_up
 from drumline.parallel import build_mesh, holder
+from drumline.recipe.lanes import samples_of
 from drumline.recipe.sections import Recipe
 from drumline.train.assemble import assemble, subject_of
 from drumline.train.routing import RoutingTally
-from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step
+from drumline.train.scalars import make_reduce_scalars
+from drumline.train.step import StepResult, count_valid, train_step
 from drumline.verify.start import fill
 
 NUM_STEPS = 3
@@ -61,6 +63,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
         micro_batch=recipe.data.micro_batch,
         data_rank=mesh.data_rank,
         data_degree=recipe.layout.data_degree,
+        samples=samples_of(mesh.data_rank, recipe.layout.data_degree, recipe),
         share=made.share,
     )
     has_own_tokens = recipe.layout.sequence_parallel or mesh.is_first_along("tp")
@@ -73,7 +76,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
         sink.add_scalar(key(step, NORM), result.grad_norm)
         add_gradients(sink, subject, step)
 
-    watch = ActivationWatch(made.model, tokens_of(recipe.data, mesh, made.share), sink, kinds=(FORWARD,))
+    watch = ActivationWatch(made.model, tokens_of(recipe, mesh, made.share), sink, kinds=(FORWARD,))
     watch.start(1)
     for step in range(1, NUM_STEPS + 1):
         batches = loader.batches(step - 1)
@@ -86,7 +89,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
             gradients=made.gradients,
             optimizer=made.optimizer,
             max_grad_norm=recipe.optimizer.max_grad_norm,
-            reduce_scalars=make_reduce_scalars(world, mesh),
+            reduce_scalars=make_reduce_scalars(world, mesh, exact=recipe.numerics.mode == "exact"),
             check_finite=functools.partial(note, step),
             on_routed=routing.add if routing.has_experts else None,
             watch=watch if step == 1 else None,

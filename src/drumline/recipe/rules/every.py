@@ -1,6 +1,7 @@
 """Every rule, in the order of the sections."""
 
 from drumline.recipe.rules.batches import BATCH_RULES
+from drumline.recipe.rules.exact import EXACT_RULES
 from drumline.recipe.rules.experts import EXPERT_RULES
 from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
@@ -16,6 +17,7 @@ RULES = (
     *BATCH_RULES,
     *SPREAD_RULES,
     *PIPELINE_RULES,
+    *EXACT_RULES,
     *UNFINISHED_RULES,
     *MACHINE_RULES,
 )

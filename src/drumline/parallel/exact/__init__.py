@@ -1,0 +1,11 @@
+"""Exact mode: gradients whose bits no layout changes.
+
+In: a model in its layout, the lanes of the recipe. Out: `Gradients` that keep micro-batches apart, sum them in the
+order of the recipe, and take them over ranks by its tree. What computes a weight's gradient piece by piece hands the
+pieces to `Deposits`.
+"""
+
+from drumline.parallel.exact.deposits import Deposits
+from drumline.parallel.exact.own import own_exact_gradients
+
+__all__ = ["Deposits", "own_exact_gradients"]
