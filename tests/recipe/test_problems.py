@@ -213,6 +213,16 @@ CASES = [
         ("full", "every_n", "none"),
     ),
     ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
+    (
+        "replay-deterministic",
+        "numerics.deterministic",
+        ["resilience.replay_every=1", "numerics.deterministic=false"],
+        {},
+        (True,),
+    ),
+    ("replay-compile", "run.compile", ["resilience.replay_every=1", "run.compile=true"], {}, (False,)),
+    ("replay-flex", "model.attention", ["resilience.replay_every=1", "model.attention=flex"], {}, ("sdpa",)),
+    ("replay-flex", "model.attention", ["resilience.replay_every=1"], {"device": "cuda"}, ("sdpa",)),
     ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
