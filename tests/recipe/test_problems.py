@@ -237,6 +237,16 @@ CASES = [
         ("auto", "foreach"),
     ),
     ("exact-mtp", "model.num_mtp_layers", [*MLA, *EXACT, "model.num_mtp_layers=1"], {}, (0,)),
+    (
+        "replay-deterministic",
+        "numerics.deterministic",
+        ["resilience.replay_every=1", "numerics.deterministic=false"],
+        {},
+        (True,),
+    ),
+    ("replay-compile", "run.compile", ["resilience.replay_every=1", "run.compile=true"], {}, (False,)),
+    ("replay-flex", "model.attention", ["resilience.replay_every=1", "model.attention=flex"], {}, ("sdpa",)),
+    ("replay-flex", "model.attention", ["resilience.replay_every=1"], {"device": "cuda"}, ("sdpa",)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
         "precision-device",

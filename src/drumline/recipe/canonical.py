@@ -52,6 +52,7 @@ ADDED_LATER = {
     "model.mtp_loss_weight": 0.3,
     "optimizer.state_dtype": "fp32",
     "numerics.deterministic": True,
+    "resilience.replay_every": 0,
     "run.stop_after": 0,
     "metrics.expert_load_every": 1,
     "numerics.lanes": 0,

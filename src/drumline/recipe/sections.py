@@ -172,6 +172,10 @@ class Resilience(Section):
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=600.0, description="Longest that a collective may take, seconds."
     )
+    replay_every: Natural = Field(
+        default=0,
+        description="Steps between checks for silent data corruption, which compute a micro-batch twice; 0: none.",
+    )
 
 
 class Metrics(Section):

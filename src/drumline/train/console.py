@@ -10,6 +10,7 @@ from drumline.train.records import (
     CommitRecord,
     EndRecord,
     Record,
+    ReplayRecord,
     RouterRecord,
     StartRecord,
     StepRecord,
@@ -52,6 +53,9 @@ class ConsoleView:
             case CommitRecord():
                 size = show_bytes(record.num_bytes)
                 self._say(f"commit at step {record.step}: {size}, waited {record.stall_s * 1e3:.0f} ms")
+            case ReplayRecord():
+                same = f"{record.num_digests:,} digests the same ({record.replay_s:.2f} s)"
+                self._say(f"step {record.step}: a micro-batch computed twice, {same}")
             case EndRecord():
                 self._say(end_line(record, self._num_steps))
 

@@ -14,6 +14,7 @@ from drumline.train.records import (
     CommitRecord,
     EndRecord,
     Record,
+    ReplayRecord,
     RouterRecord,
     StartRecord,
     StepRecord,
@@ -26,6 +27,7 @@ _KINDS = {
     StartRecord: "start",
     StepRecord: "step",
     ValidationRecord: "validation",
+    ReplayRecord: "replay",
     CommitRecord: "commit",
     EndRecord: "end",
 }

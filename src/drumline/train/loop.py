@@ -21,11 +21,13 @@ from drumline.recipe.canonical import full_digest
 from drumline.schedules import Timeline
 from drumline.train import finite
 from drumline.train.further import FurtherTally
+from drumline.train.recompute import compute_twice
 from drumline.train.records import (
     CommitRecord,
     EndRecord,
     Observer,
     Record,
+    ReplayRecord,
     StartRecord,
     StepRecord,
     TimelineRecord,
@@ -121,6 +123,8 @@ class Loop:
                 return "preempted"
             self._train(batches, num_tokens, begin)
             self.step += 1
+            if _is_due(self.step, recipe.resilience.replay_every):
+                self._replay(batches, num_tokens)
             self._report_commit(wait=False)
             is_last = self.step == self._last_step
             if is_last or _is_due(self.step, recipe.run.validate_every):
@@ -212,6 +216,22 @@ class Loop:
         rows = parts.world.gather_objects(measure.spans())
         schedule = parts.recipe.layout.pp_schedule if parts.recipe.layout.pp > 1 else "one rank"
         return join(schedule, parts.passes.placement, [rows[rank] for rank in parts.mesh.ranks_along("pp")])
+
+    def _replay(self, batches: Sequence[Batch], num_tokens: int) -> None:
+        parts = self._parts
+        if parts.recipe.layout.pp == 1:  # a pipeline's schedule is for all of them
+            turn = self.step // parts.recipe.resilience.replay_every % len(batches)
+            batches = batches[turn : turn + 1]
+        found = compute_twice(
+            self.step,
+            batches,
+            num_tokens,
+            model=parts.model,
+            passes=parts.passes,
+            gradients=parts.gradients,
+            gather=parts.world.gather_objects,
+        )
+        self._emit(ReplayRecord(self.step, found.num_digests, found.seconds))
 
     def _validate(self) -> None:
         if not self._parts.validation:

@@ -73,6 +73,15 @@ class ValidationRecord:
 
 
 @dataclass(frozen=True)
+class ReplayRecord:
+    """A micro-batch was computed twice, with the same bits."""
+
+    step: int
+    num_digests: int  # that rank 0 compared
+    replay_s: float
+
+
+@dataclass(frozen=True)
 class CommitRecord:
     """A checkpoint is durable."""
 
@@ -90,7 +99,7 @@ class EndRecord:
     reason: str  # done, stopped, preempted, failed
 
 
-Record = StartRecord | StepRecord | TimelineRecord | ValidationRecord | CommitRecord | EndRecord
+Record = StartRecord | StepRecord | TimelineRecord | ValidationRecord | ReplayRecord | CommitRecord | EndRecord
 
 
 class Observer(Protocol):

@@ -7,6 +7,7 @@ from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
 from drumline.recipe.rules.pipeline import PIPELINE_RULES
+from drumline.recipe.rules.replay import REPLAY_RULES
 from drumline.recipe.rules.spread import SPREAD_RULES
 from drumline.recipe.rules.unfinished import UNFINISHED_RULES
 
@@ -18,6 +19,7 @@ RULES = (
     *SPREAD_RULES,
     *PIPELINE_RULES,
     *EXACT_RULES,
+    *REPLAY_RULES,
     *UNFINISHED_RULES,
     *MACHINE_RULES,
 )
