@@ -12,6 +12,7 @@ import torch
 
 from drumline.capture.digest import digest, starts_of_box, starts_of_rows
 from drumline.capture.files import write
+from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import INIT, LOSS, NORM, OPTIMIZER, WEIGHT, is_wanted, key, split_key
 from drumline.capture.parts import Part, scalar
 from drumline.capture.snapshot import Subject, add_gradients, add_moments, add_weights
@@ -88,6 +89,7 @@ class Recorder:
         folder: gets a folder a step with a file a rank.
         level: of `LEVELS`.
         only: patterns of names of modules and parameters; empty: all.
+        forced: replaces the choices of routers; None: they stay.
     """
 
     def __init__(
@@ -99,10 +101,11 @@ class Recorder:
         folder: Path,
         level: str = TENSORS,
         only: Sequence[str] = (),
+        forced: ForcedRouting | None = None,
     ):
         self._subject, self._steps, self._folder = subject, frozenset(steps), folder
         self._sink = Parts(level, only)
-        self._watch = ActivationWatch(subject.model, tokens, self._sink, only=only)
+        self._watch = ActivationWatch(subject.model, tokens, self._sink, only=only, forced=forced)
         self._step = 0
 
     def wants(self, step: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, RECOMPUTE, ROUTER, is_wanted, key
 from drumline.capture.tokens import Tokens
 from drumline.models.moe.router import Router, Routing
@@ -48,6 +49,7 @@ class ActivationWatch:
         sink: takes what is recorded.
         kinds: of `forward`, `recompute`, `backward`, `router`, `choice`.
         only: patterns of names; empty: all.
+        forced: replaces the choices of routers; None: they stay.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class ActivationWatch:
         *,
         kinds: Sequence[str] = (FORWARD, RECOMPUTE, BACKWARD, ROUTER, CHOICE),
         only: Sequence[str] = (),
+        forced: ForcedRouting | None = None,
     ):
+        self._forced = forced
         self._model, self._tokens, self._sink = model, tokens, sink
         self._kinds, self._only = frozenset(kinds), tuple(only)
         self._step, self._microbatch = 0, 0
@@ -80,8 +84,8 @@ class ActivationWatch:
                 compiled.append(name)
             if _WATCHED.fullmatch(name) and is_wanted(name, self._only):
                 self._watch(module, name, is_compiled)
-            elif isinstance(module, Router) and self._kinds & {ROUTER, CHOICE} and is_wanted(name, self._only):
-                self._hook(module, lambda _, __, routing, name=name: self._take_routing(name, routing))
+            elif isinstance(module, Router) and self._sees(name):
+                self._hook(module, lambda router, _, routing, name=name: self._take_routing(name, router, routing))
 
     def stop(self) -> None:
         """Ends the watch."""
@@ -95,6 +99,10 @@ class ActivationWatch:
 
     def end(self) -> None:
         """It has ended."""
+
+    def _sees(self, name: str) -> bool:
+        """Whether a router is watched."""
+        return self._forced is not None or (bool(self._kinds & {ROUTER, CHOICE}) and is_wanted(name, self._only))
 
     def _watch(self, module: nn.Module, name: str, is_compiled: bool) -> None:
         if not is_compiled:
@@ -110,7 +118,7 @@ class ActivationWatch:
         module._compiled_call_impl = call
         self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
 
-    def _hook(self, module: nn.Module, hook: Callable[..., None]) -> None:
+    def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._undo.append(module.register_forward_hook(hook).remove)
 
     def _take(self, name: str, output: Any) -> None:
@@ -127,12 +135,17 @@ class ActivationWatch:
             self._seen.add((microbatch, name))
             self._put(BACKWARD, name, grad_BTD, microbatch)
 
-    def _take_routing(self, name: str, routing: Routing) -> None:
-        if is_recomputing():
-            return
-        numbered = self._numbered(ROUTER, name)
-        self._put(ROUTER, numbered, routing.logits_NE, self._microbatch)
-        self._put(CHOICE, numbered, routing.experts_NK.sort(dim=-1).values, self._microbatch)
+    def _take_routing(self, name: str, router: Router, routing: Routing) -> Routing:
+        is_again = is_recomputing()
+        numbered = self._numbered(RECOMPUTE if is_again else ROUTER, name)
+        if self._forced is not None:
+            rows_N = self._tokens.rows(self._microbatch, len(routing.experts_NK))
+            assert rows_N is not None, "a router sees all tokens of a micro-batch, or a tensor-parallel share"
+            routing = self._forced.apply(self._step, numbered, router, routing, rows_N)
+        if not is_again:
+            self._put(ROUTER, numbered, routing.logits_NE, self._microbatch)
+            self._put(CHOICE, numbered, routing.experts_NK.sort(dim=-1).values, self._microbatch)
+        return routing
 
     def _numbered(self, kind: str, name: str) -> str:
         """The name, with how often the module has run before in this micro-batch."""

@@ -38,6 +38,9 @@ def capture(
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of the capture; by default captures/RECIPE-LAYOUT.")] = "",
     start: Annotated[str, typer.Option("--from", help="Begin from this commit, not from the first weights.")] = "",
+    force_routing: Annotated[
+        str, typer.Option(help="Replay the choices of experts of this capture or baseline, in every step.")
+    ] = "",
 ) -> None:
     """Record what steps compute, by logical name, in any layout.
 
@@ -62,6 +65,7 @@ def capture(
         only=tuple(only or ()),
         folder=_new_folder(out or f"captures/{resolved.name}-{resolved.layout}"),
         commit=_commit(start),
+        routing=Path(force_routing) if force_routing else None,
     )
     place = read_place()
     if nproc is None and place.source == "alone":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from drumline.capture import Recorder, tokens_of
+from drumline.capture.forcing import ForcedRouting, read_routing
 from drumline.capture.reading import Manifest
 from drumline.comm import Place, choose_device, join, leave, read_num_threads
 from drumline.precision import flush_denormals
@@ -34,6 +35,7 @@ class Wanted:
         only: patterns of names of modules and parameters; empty: all.
         folder: of the capture.
         commit: to begin from; None: the first weights.
+        routing: a capture or baseline whose choices of experts are replayed; None: routers choose.
     """
 
     steps: tuple[int, ...]
@@ -41,6 +43,7 @@ class Wanted:
     only: tuple[str, ...]
     folder: Path
     commit: Path | None = None
+    routing: Path | None = None
 
 
 def capture_rank(recipe: Recipe, place: Place, wanted: Wanted) -> None:
@@ -70,7 +73,16 @@ def capture_rank(recipe: Recipe, place: Place, wanted: Wanted) -> None:
                 f"step {wanted.steps[0]} is over in {wanted.commit}, which was written after step {parts.first_step}"
                 f"\n  try: --steps {parts.first_step + 1}"
             )
-        loop = Loop(parts, (), stop, None, None, recorder=_recorder(parts, wanted), last_step=wanted.steps[-1])
+        forced = None if wanted.routing is None else read_routing(wanted.routing)
+        if forced is not None:
+            trained = range(parts.first_step + 1, wanted.steps[-1] + 1)
+            forced.require(trained)
+            if tuple(trained) != wanted.steps:
+                raise DrumlineError(
+                    "routing is forced while a step is recorded, so every step that is trained must be\n"
+                    f"  try: --steps {','.join(map(str, trained))}"
+                )
+        loop = Loop(parts, (), stop, None, None, recorder=_recorder(parts, wanted, forced), last_step=wanted.steps[-1])
         if loop.run() != "done":
             raise DrumlineError(f"interrupted after step {loop.step}; {wanted.folder} is no whole capture")
         environment = manifest.describe(world)
@@ -79,7 +91,7 @@ def capture_rank(recipe: Recipe, place: Place, wanted: Wanted) -> None:
             _manifest(recipe, wanted, world.size, environment).write(wanted.folder)
 
 
-def _recorder(parts: Parts, wanted: Wanted) -> Recorder:
+def _recorder(parts: Parts, wanted: Wanted, forced: ForcedRouting | None) -> Recorder:
     return Recorder(
         subject_of(parts),
         tokens_of(parts.recipe, parts.mesh, parts.share),
@@ -87,6 +99,7 @@ def _recorder(parts: Parts, wanted: Wanted) -> Recorder:
         folder=wanted.folder,
         level=wanted.level,
         only=wanted.only,
+        forced=forced,
     )
 
 

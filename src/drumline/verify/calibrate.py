@@ -8,12 +8,14 @@ import functools
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from drumline import models
 from drumline.capture.baseline import TIER_OF, Baseline, Limit, deviation, limit_of, statistics_of
 from drumline.capture.files import RankFile, read, write
+from drumline.capture.forcing import read_routing
 from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, INIT, ROUTER, ROUTING, split_key
 from drumline.capture.ratio import error_of, error_ratio
 from drumline.capture.reading import Capture
@@ -83,7 +85,8 @@ def calibrate(recipe: Recipe, folder: Path, *, num_steps: int = 2, notify: Calla
                     continue
                 notify(f"{precision}, {variant}")
                 out = scratch / hashlib.blake2b(f"{precision}{variant}".encode(), digest_size=6).hexdigest()
-                wanted = Wanted(tuple(range(1, num_steps + 1)), "tensors", (), out)
+                routing = folder if _has_experts(small) else None
+                wanted = Wanted(tuple(range(1, num_steps + 1)), "tensors", (), out, routing=routing)
                 _run(changed.layout.num_ranks, functools.partial(_capture, changed, wanted), variant)
                 _measure(Capture(out), truth, errors[precision], precision, variant, measured)
     limits = {
@@ -159,10 +162,17 @@ def _write_one_device(recipe: Recipe, folder: Path, scratch: Path, num_steps: in
     how = protocol(recipe, num_steps)
     kept = [part for part in exact(recipe, how) if split_key(part.key)[1] != ROUTING]
     write(kept, folder / "exact.safetensors")
+    if _has_experts(recipe):  # where rounding moved a token to another expert, all else would be another model's
+        how = replace(how, forced=read_routing(folder))
     for precision in ("fp32", "bf16"):
         one = _with(recipe, {"precision": {"compute": precision}})
         for index, parts in enumerate(ordinary(one, how)):
             write(parts, scratch / f"{precision}-{index}.safetensors")
+
+
+def _has_experts(recipe: Recipe) -> bool:
+    """Whether any layer routes tokens."""
+    return recipe.model.moe is not None
 
 
 def _capture(recipe: Recipe, wanted: Wanted) -> None:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from drumline import models
 from drumline.capture import Tokens
 from drumline.capture.files import read, write
+from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import FORWARD, GRADIENT, INIT, LOSS, NORM, OPTIMIZER, ROUTING, WEIGHT, key
 from drumline.capture.parts import Part, join, scalar
 from drumline.capture.recorder import Parts
@@ -53,6 +54,7 @@ class Protocol:
         watched: steps whose modules are recorded.
         kinds: that are recorded of modules.
         has_moments: optimizer states are recorded.
+        forced: replaces the choices of routers in watched steps; None: they stay.
     """
 
     fill: Callable[[Decoder, int], None]
@@ -61,6 +63,7 @@ class Protocol:
     watched: Collection[int]
     kinds: tuple[str, ...]
     has_moments: bool
+    forced: ForcedRouting | None = None
 
 
 def of_verify(recipe: Recipe) -> Protocol:
@@ -130,7 +133,7 @@ def _one_device(recipe: Recipe, compute: torch.dtype, num_rows: int, attend: Att
     parts = _whole(0, INIT, {**named, **dict(model.named_buffers())})
     tokens = Tokens(numbers_BT.split(num_rows), numbers_BT.numel())
     sink = Parts()
-    watch = ActivationWatch(model, tokens, sink, kinds=protocol.kinds)
+    watch = ActivationWatch(model, tokens, sink, kinds=protocol.kinds, forced=protocol.forced)
     for step in range(1, protocol.num_steps + 1):
         if step in protocol.watched:
             watch.start(step)

@@ -63,10 +63,8 @@ class Router(nn.Module):
         # Rounded to x's dtype first, as sharding does that gathers weights in it: so both compute the same.
         dtype = torch.promote_types(x_ND.dtype, torch.float32)
         logits_NE = F.linear(x_ND.to(dtype), self.weight.to(x_ND.dtype).to(dtype))
-        if self.moe.scoring == "softmax":
-            scores_NE = probability_NE = logits_NE.softmax(-1)
-        else:
-            scores_NE = logits_NE.sigmoid()
+        scores_NE = probability_NE = scores(logits_NE, self.moe)
+        if self.moe.scoring != "softmax":
             probability_NE = scores_NE / (scores_NE.sum(-1, keepdim=True) + _SMALLEST_SUM)
         return Routing(*choose(scores_NE, self.moe, self.bias), probability_NE, logits_NE)
 
@@ -98,10 +96,29 @@ def choose(scores_NE: torch.Tensor, moe: Moe, bias_E: torch.Tensor | None) -> tu
     if moe.num_expert_groups > 1:
         wanted_NE = wanted_NE.masked_fill(~_in_best_groups(wanted_NE, moe), -math.inf)
     experts_NK = wanted_NE.topk(moe.experts_per_token, dim=-1).indices
+    return experts_NK, weigh(scores_NE, moe, experts_NK)
+
+
+def scores(logits_NE: torch.Tensor, moe: Moe) -> torch.Tensor:
+    """Positive scores of logits."""
+    return logits_NE.softmax(-1) if moe.scoring == "softmax" else logits_NE.sigmoid()
+
+
+def weigh(scores_NE: torch.Tensor, moe: Moe, experts_NK: torch.Tensor) -> torch.Tensor:
+    """What each choice counts, weights_NK.
+
+    Args:
+        scores_NE: positive scores.
+        moe: says how.
+        experts_NK: the choices; none is E.
+
+    Returns:
+        weights_NK, through which gradients flow into the scores.
+    """
     weights_NK = scores_NE.gather(1, experts_NK)
     if moe.normalize_weights:
         weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + _SMALLEST_SUM)
-    return experts_NK, weights_NK * moe.routed_scaling if moe.routed_scaling != 1.0 else weights_NK
+    return weights_NK * moe.routed_scaling if moe.routed_scaling != 1.0 else weights_NK
 
 
 def _in_best_groups(wanted_NE: torch.Tensor, moe: Moe) -> torch.Tensor:
