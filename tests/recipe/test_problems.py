@@ -214,6 +214,12 @@ CASES = [
     ),
     ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
     ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
+    ("invariant", "numerics.invariant", [*MOE, "numerics.invariant=true"], {}, (False,)),
+    ("invariant", "layout.tp", ["layout=tp2", "numerics.invariant=true"], {}, (1,)),
+    ("invariant", "run.compile", ["run.compile=true", "numerics.invariant=true"], {}, (False,)),
+    ("invariant", "model.attention", ["model.attention=sdpa", "numerics.invariant=true"], {}, ("auto",)),
+    ("invariant", "numerics.mode", ["numerics.mode=exact", "numerics.invariant=true"], {}, ("default",)),
+    ("invariant", "run.device", ["numerics.invariant=true"], {"device": "cuda"}, ("cpu",)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
         "precision-device",

@@ -25,6 +25,7 @@ NOT_MATHS = frozenset(
         "optimizer.implementation",
         "layout",
         "memory",
+        "numerics.invariant",  # how, not what
         "checkpoint",
         "resilience",
         "metrics",
@@ -48,6 +49,7 @@ ADDED_LATER = {
     "model.num_mtp_layers": 0,
     "model.mtp_loss_weight": 0.3,
     "metrics.expert_load_every": 1,
+    "numerics.invariant": False,
 }
 
 

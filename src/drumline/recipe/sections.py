@@ -132,6 +132,10 @@ class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    invariant: bool = Field(
+        default=False,
+        description="Compute the model with operators whose bits no batch, position, chunk or thread moves, alone.",
+    )
 
 
 class Checkpoint(Section):

@@ -2,6 +2,7 @@
 
 from drumline.recipe.rules.batches import BATCH_RULES
 from drumline.recipe.rules.experts import EXPERT_RULES
+from drumline.recipe.rules.invariant import INVARIANT_RULES
 from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
@@ -16,6 +17,7 @@ RULES = (
     *BATCH_RULES,
     *SPREAD_RULES,
     *PIPELINE_RULES,
+    *INVARIANT_RULES,
     *UNFINISHED_RULES,
     *MACHINE_RULES,
 )
