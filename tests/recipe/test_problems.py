@@ -247,6 +247,12 @@ CASES = [
     ("replay-compile", "run.compile", ["resilience.replay_every=1", "run.compile=true"], {}, (False,)),
     ("replay-flex", "model.attention", ["resilience.replay_every=1", "model.attention=flex"], {}, ("sdpa",)),
     ("replay-flex", "model.attention", ["resilience.replay_every=1"], {"device": "cuda"}, ("sdpa",)),
+    ("invariant", "numerics.invariant", [*MOE, "numerics.invariant=true"], {}, (False,)),
+    ("invariant", "layout.tp", ["layout=tp2", "numerics.invariant=true"], {}, (1,)),
+    ("invariant", "run.compile", ["run.compile=true", "numerics.invariant=true"], {}, (False,)),
+    ("invariant", "model.attention", ["model.attention=sdpa", "numerics.invariant=true"], {}, ("auto",)),
+    ("invariant", "numerics.mode", ["numerics.mode=exact", "numerics.invariant=true"], {}, ("default",)),
+    ("invariant", "run.device", ["numerics.invariant=true"], {"device": "cuda"}, ("cpu",)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
         "precision-device",

@@ -39,7 +39,7 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_fused_attention_overrideable.default,
     )
 )
-_KEPT_NAMES = ("drumline::attention", "flex_attention")
+_KEPT_NAMES = ("drumline::attention", "drumline::invariant_attention", "drumline::invariant_matmul", "flex_attention")
 
 
 def apply_activation_checkpointing(model: nn.Module, memory: Memory) -> None:

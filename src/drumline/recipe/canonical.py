@@ -26,6 +26,7 @@ NOT_MATHS = frozenset(
         "layout",
         "memory",
         "numerics.deterministic",
+        "numerics.invariant",  # how, not what
         "checkpoint",
         "resilience",
         "metrics",
@@ -57,6 +58,7 @@ ADDED_LATER = {
     "metrics.expert_load_every": 1,
     "numerics.lanes": 0,
     "numerics.blocks": 1,
+    "numerics.invariant": False,
 }
 
 EXACT_MATHS = frozenset(

@@ -152,6 +152,10 @@ class Numerics(Section):
         description="For exact: fixed slices that products are summed by, a power of two. 1: plain products, which tp, "
         "cp and ep cannot share.",
     )
+    invariant: bool = Field(
+        default=False,
+        description="Compute the model with operators whose bits no batch, position, chunk or thread moves, alone.",
+    )
 
 
 class Checkpoint(Section):

@@ -29,6 +29,7 @@ from drumline.train.state import (
     parameters_of,
 )
 from drumline.train.step import Passes
+from drumline.train.strictly import Strictly
 
 Share = Callable[[Batch], Batch]
 
@@ -100,6 +101,9 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
     """
     dtypes = precision.policy(recipe.precision)
     attend, attention = models.select(recipe.model.attention, device)
+    is_invariant = recipe.numerics.invariant
+    if is_invariant:
+        attend, attention = models.InvariantAttend(), "attention: drumline's, in tiles at absolute positions"
     share = None
     if recipe.layout.cp > 1:
         groups = context_groups(mesh, recipe.layout.ulysses_degree)
@@ -108,16 +112,19 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
     dispatch = expert_dispatch(mesh)
 
     def build(part: models.Part | None) -> models.Decoder:
-        return models.build(
+        chunk_tokens = recipe.memory.loss_chunk_tokens
+        model = models.build(
             recipe.model,
             compute_dtype=dtypes.compute,
             attend=attend,
-            loss_chunk_tokens=recipe.memory.loss_chunk_tokens,
+            cross_entropy=models.invariant_cross_entropy(chunk_tokens) if is_invariant else None,
+            loss_chunk_tokens=chunk_tokens,
             dispatch=dispatch,
             num_shares=recipe.layout.cp,
             part=part,
             seed=recipe.run.seed,
         )
+        return models.make_invariant(model) if is_invariant else model
 
     ours = spread(recipe, mesh, build, dtypes, device)
     return Assembled(
@@ -127,7 +134,7 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
         places=ours.places,
         buffers=buffers_of(ours.model),
         gradients=ours.gradients,
-        passes=ours.passes,
+        passes=Strictly(ours.passes) if is_invariant else ours.passes,
         optimizer=build_adamw(
             ours.model, recipe.optimizer, ours.places, recipe.run.seed, exact=recipe.numerics.mode == "exact"
         ),

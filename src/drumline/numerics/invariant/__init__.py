@@ -6,7 +6,7 @@ too. `classify` says what is known of any operator, `strict` refuses those of wh
 
 from drumline.numerics.invariant.attend import attention
 from drumline.numerics.invariant.layers import embedding, rms_norm, swiglu
-from drumline.numerics.invariant.loss import cross_entropy
+from drumline.numerics.invariant.loss import cross_entropy, cross_entropy_with_gradient
 from drumline.numerics.invariant.products import linear, matmul, weight_gradient
 from drumline.numerics.invariant.registry import OPERATORS, Entry, classify
 from drumline.numerics.invariant.rows import log_softmax, mean, softmax, sum
@@ -19,6 +19,7 @@ __all__ = [
     "attention",
     "classify",
     "cross_entropy",
+    "cross_entropy_with_gradient",
     "embedding",
     "linear",
     "log_softmax",

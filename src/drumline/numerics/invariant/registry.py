@@ -45,7 +45,8 @@ _CONSTRUCTIVE: Mapping[str, str] = {
         index_select lift_fresh masked_fill movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones
         ones_like permute pin_memory repeat reshape resize roll scalar_tensor select select_backward set slice
         slice_backward split split_with_sizes squeeze stack t transpose unbind unfold unsafe_split unsqueeze view
-        view_as zero zeros zeros_like tril triu one_hot item _local_scalar_dense is_same_size
+        view_as zero zeros zeros_like tril triu one_hot item promote_types result_type can_cast
+        _local_scalar_dense is_same_size
     """,
     _ROUNDS: """
         abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min div floor fmod logical_and

@@ -10,6 +10,9 @@ from torch.utils._pytree import tree_leaves
 from drumline.numerics.invariant.registry import Entry, classify
 from drumline.recipe.errors import DrumlineError
 
+_TRANSPORT = ("c10d", "_c10d_functional", "fsdp", "profiler")
+"""Sums across ranks are the layout's matter, in whose order no operator has a say."""
+
 
 class NotInvariantError(DrumlineError):
     """An operator of class `unknown` was called in strict mode; the message names it and what would work."""
@@ -18,7 +21,8 @@ class NotInvariantError(DrumlineError):
 class strict(TorchDispatchMode):  # noqa: N801, it is used as `with strict():`
     """Refuses operators of class `unknown` on floating tensors, forward and backward.
 
-    Operators on integers and booleans pass: they round nothing. What a custom autograd function calls is seen, too.
+    Operators on integers and booleans pass: they round nothing; so do collectives, whose order is the layout's matter,
+    and what takes no tensor. What a custom autograd function calls is seen, too.
 
     Args:
         also: names such as `aten::pow` that the caller vouches for, say since they make a table of positions alone.
@@ -37,6 +41,8 @@ class strict(TorchDispatchMode):  # noqa: N801, it is used as `with strict():`
         kwargs = kwargs or {}
         name = func._schema.name
         self.seen[name] = self.seen.get(name, 0) + 1
+        if name.partition("::")[0] in _TRANSPORT:
+            return func(*args, **kwargs)
         entry = classify(name)
         if entry.kind == "unknown" and name not in self.also and _rounds(args, kwargs):
             raise NotInvariantError(_refusal(str(func), entry))
@@ -51,7 +57,7 @@ class strict(TorchDispatchMode):  # noqa: N801, it is used as `with strict():`
 
 def _rounds(args: Any, kwargs: Any) -> bool:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    return not tensors or any(x.is_floating_point() or x.is_complex() for x in tensors)
+    return any(x.is_floating_point() or x.is_complex() for x in tensors)
 
 
 def _refusal(name: str, entry: Entry) -> str:

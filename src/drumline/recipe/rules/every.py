@@ -3,6 +3,7 @@
 from drumline.recipe.rules.batches import BATCH_RULES
 from drumline.recipe.rules.exact import EXACT_RULES
 from drumline.recipe.rules.experts import EXPERT_RULES
+from drumline.recipe.rules.invariant import INVARIANT_RULES
 from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
@@ -20,6 +21,7 @@ RULES = (
     *PIPELINE_RULES,
     *EXACT_RULES,
     *REPLAY_RULES,
+    *INVARIANT_RULES,
     *UNFINISHED_RULES,
     *MACHINE_RULES,
 )
