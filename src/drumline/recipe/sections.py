@@ -132,6 +132,11 @@ class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    blocks: Positive = Field(
+        default=1,
+        description="exact: fixed slices of every matmul, a power of two; tp and cp may be up to so many. 1: ordinary "
+        "matmuls, without tp and cp.",
+    )
 
 
 class Checkpoint(Section):
