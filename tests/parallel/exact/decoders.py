@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from drumline import models
 from drumline.models import Decoder
+from drumline.models.moe import Router
 from drumline.parallel import Places, held
 from drumline.parallel.context import context_groups
 from drumline.parallel.exact import compute_in_pieces, exact_attend
@@ -30,6 +31,19 @@ SHAPE = (
     f"data.seq_len={TOKENS}",
     "numerics.blocks=4",
 )
+
+
+EXPERTS = (
+    "model.num_layers=2",
+    "model.moe.num_experts=8",
+    "model.moe.expert_hidden_dim=24",
+    "model.moe.num_dense_layers=1",
+    "model.moe.num_shared_experts=1",
+    "model.moe.shared_expert_gate=true",
+    "model.moe.balance=aux_loss",
+    "model.moe.aux_loss_coefficient=0.5",
+)
+SIGMOID = (*EXPERTS, "model.moe.scoring=sigmoid", "model.moe.balance=bias")
 
 
 @dataclass(frozen=True)
@@ -78,12 +92,22 @@ def decoder(wanted: Recipe, mesh: Mesh, compute_dtype: torch.dtype, values: Mapp
     places = cut_parameters(model, mesh, shares_tokens=wanted.layout.sequence_parallel, blocks=blocks)
     compute_in_pieces(model, mesh, wanted)
     model.to_empty(device="cpu")
+    fill_balance(model)
     with torch.no_grad():
         for name, param in model.named_parameters():
             part = held(param, places[name])
             param.zero_()
             part.tensor.copy_(own(values[name], part))
     return Spread(model, places, groups.split.shard if groups is not None else lambda x: x)
+
+
+def fill_balance(model: Decoder) -> None:
+    """Gives routers an uneven load, or bias."""
+    for module in model.modules():
+        if isinstance(module, Router) and module.load is not None:
+            module.load.copy_(torch.linspace(0.5, 1.5, len(module.load)) * 2 / len(module.load))
+        if isinstance(module, Router) and module.bias is not None:
+            module.bias.copy_(torch.linspace(-0.1, 0.1, len(module.bias)))
 
 
 def own(whole: torch.Tensor, part) -> torch.Tensor:

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from tests.parallel.exact.decoders import alone, loss_and_gradients, mesh_of, own, recipe, tokens, weights
+from tests.parallel.exact.decoders import (
+    EXPERTS,
+    SIGMOID,
+    alone,
+    fill_balance,
+    loss_and_gradients,
+    mesh_of,
+    own,
+    recipe,
+    tokens,
+    weights,
+)
 from tests.ranks import ranks
 
 from drumline import models
@@ -18,12 +29,14 @@ def bits_of_one_rank(*overrides, dtype=torch.float32, with_documents=True):
     assert not different, different
 
 
-def test_alone_it_is_the_mathematics_of_torch():
-    one = recipe()
+@pytest.mark.parametrize("overrides", [(), EXPERTS, SIGMOID], ids=["dense", "experts", "sigmoid"])
+def test_alone_it_is_the_mathematics_of_torch(overrides):
+    one = recipe(*overrides)
     loss, grads = loss_and_gradients(one, alone(), torch.float64)
     model = models.build(one.model, compute_dtype=torch.float64).double()
     model.to_empty(device="cpu")
-    model.load_state_dict(weights(one))
+    fill_balance(model)
+    model.load_state_dict(weights(one), strict=False)
     tokens_BT, labels_BT, starts_BT = tokens()
     expected = model(tokens_BT, labels_BT=labels_BT, starts_BT=starts_BT)
     expected.backward()
@@ -79,3 +92,26 @@ def test_without_documents():
 @ranks(2)
 def test_a_tied_embedding():
     bits_of_one_rank("layout=tp2", "model.tie_embeddings=true")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*EXPERTS, "layout=tp2"),
+        (*SIGMOID, "layout=tp2", "layout.sequence_parallel=false"),
+        (*EXPERTS, "layout=cp2"),
+        (*EXPERTS, "layout=cp2.ep2"),
+    ],
+    ids=lambda overrides: " ".join(overrides[-2:]),
+)
+@ranks(2)
+def test_experts_on_two_ranks(overrides, dtype):
+    bits_of_one_rank(*overrides, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["cp2.tp2", "cp2.tp2.ep2", "cp4.ep4"])
+@ranks(4)
+def test_experts_on_four_ranks(layout, dtype):
+    bits_of_one_rank(*EXPERTS, f"layout={layout}", dtype=dtype)

@@ -10,32 +10,54 @@ import torch
 from drumline.numerics.exact.pieces import wide
 
 
-class SwiGLU(torch.autograd.Function):
-    """Of gate and up, of one shape, in their dtype."""
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, in their dtype, differentiable."""
+    return _SwiGLU.apply(gate, up)
 
+
+def swiglu_value(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The same of contiguous tensors, without derivative."""
+    broad = gate.to(wide(gate.dtype))
+    return (broad * sigmoid(broad)).mul_(up).to(gate.dtype)
+
+
+def swiglu_gradients(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Derivatives of `swiglu_value`: of gate and of up, in their dtype."""
+    broad = gate.to(wide(gate.dtype))
+    grad = grad.to(broad.dtype)
+    share = sigmoid(broad)
+    silu = broad * share
+    slope = broad.sub(silu).add_(1.0).mul_(share)
+    return grad.mul(up).mul_(slope).to(gate.dtype), (grad * silu).to(up.dtype)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x))."""
+    return torch.div(1.0, x.neg().exp_().add_(1.0))
+
+
+class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
-        broad = gate.to(wide(gate.dtype))
-        return (broad * _sigmoid(broad)).mul_(up).to(gate.dtype)
+        return swiglu_value(gate, up)
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        gate, up = ctx.saved_tensors
-        broad = gate.to(wide(gate.dtype))
-        grad = grad_outputs[0].contiguous().to(broad.dtype)
-        sigmoid = _sigmoid(broad)
-        silu = broad * sigmoid
-        grad_up = grad * silu
-        slope = broad.sub(silu).add_(1.0).mul_(sigmoid)
-        return grad.mul(up).mul_(slope).to(gate.dtype), grad_up.to(up.dtype)
+        return swiglu_gradients(grad_outputs[0].contiguous(), *ctx.saved_tensors)
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up."""
-    return SwiGLU.apply(gate, up)
+class Sigmoid(torch.autograd.Function):
+    """`sigmoid`, differentiable."""
 
+    @staticmethod
+    def forward(ctx, x):
+        found = sigmoid(x)
+        ctx.save_for_backward(found)
+        return found
 
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return torch.div(1.0, x.neg().exp_().add_(1.0))
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        (found,) = ctx.saved_tensors
+        return grad_outputs[0] * found * (1.0 - found)

@@ -11,10 +11,12 @@ from torch import nn
 from drumline.models.attention import Attend
 from drumline.models.decoder import Attention, Output
 from drumline.models.layers import Embedding, FeedForward
+from drumline.models.moe import MixtureOfExperts
 from drumline.models.norm import RMSNorm
 from drumline.parallel.context import ContextGroups
 from drumline.parallel.context.ulysses import UlyssesAttend
 from drumline.parallel.exact.attention import Chunks, ExactAttend
+from drumline.parallel.exact.experts import ExactExperts, ExactMixture, Senders
 from drumline.parallel.exact.feed_forward import ExactFeedForward
 from drumline.parallel.exact.linear import Merged, Projected
 from drumline.parallel.exact.norm import ExactHeadNorm, ExactNorm
@@ -70,7 +72,7 @@ def compute_in_pieces(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
         recipe: model, layout and numerics.blocks are read.
     """
     pieces = pieces_of(recipe, mesh)
-    share = share_of(recipe.model.vocab_size, pieces)
+    share, senders = share_of(recipe.model.vocab_size, pieces), _senders(mesh, pieces)
     for module in model.modules():
         if isinstance(module, Attention):
             module.project = Projected(pieces)  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,6 +82,9 @@ def compute_in_pieces(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
                     _replace(norm, ExactHeadNorm(norm, pieces))
         elif isinstance(module, FeedForward):
             _replace(module, ExactFeedForward(module, pieces))
+        elif isinstance(module, MixtureOfExperts):
+            _replace(module.experts, ExactExperts(module.experts, pieces, senders))
+            _replace(module, ExactMixture(module, pieces, senders))
         elif isinstance(module, RMSNorm) and not isinstance(module.forward, ExactHeadNorm):
             _replace(module, ExactNorm(module, pieces))
         elif isinstance(module, Embedding):
@@ -99,6 +104,12 @@ def _ranks(mesh: Mesh, *axes: str) -> Ranks | None:
         return None
     members = mesh.ranks_along(*axes)
     return Ranks(group, len(members), members.index(mesh.rank))
+
+
+def _senders(mesh: Mesh, pieces: Pieces) -> Senders:
+    there = [Mesh(mesh.layout, None, rank) for rank in mesh.ranks_along("ep")]
+    data_ranks, places = [each.data_rank for each in there], [each.coordinate("cp") for each in there]
+    return Senders(mesh.group("ep"), tuple(data_ranks), tuple(pieces.chunks_of(place) for place in places))
 
 
 def _groups(recipe: Recipe) -> int:
