@@ -95,7 +95,7 @@ def _step(made: Assembled, batch: Batch) -> float:
     loss = made.passes.forward_backward([batch], batch.num_tokens)
     made.gradients.finish()
     made.optimizer.step()
-    return float(loss)
+    return float(loss.sum())
 
 
 def _timed(body: Callable[[], object]) -> float:

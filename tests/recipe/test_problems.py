@@ -13,6 +13,8 @@ from drumline.recipe.rules import RULES
 
 SCALING = "{factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0}"
 MOE = ("model.moe.num_experts=8",)
+EXACT = ("numerics.mode=exact",)
+PIECES = (*EXACT, "numerics.blocks=4")
 MLA = ("model.family=deepseek_v3", "model.head_dim=48", "model.mla.kv_lora_rank=64")
 
 
@@ -213,7 +215,70 @@ CASES = [
         ("full", "every_n", "none"),
     ),
     ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
-    ("not-yet", "numerics.mode", ["numerics.mode=exact"], {}, ("default",)),
+    ("exact-blocks-mode", "numerics.blocks", ["numerics.blocks=2"], {}, (1,)),
+    ("exact-blocks-heads", "numerics.blocks", [*EXACT, "numerics.blocks=512"], {}, (256,)),
+    ("exact-blocks-kv-heads", "numerics.blocks", [*EXACT, "numerics.blocks=512"], {}, (256,)),
+    ("exact-blocks-hidden", "numerics.blocks", [*PIECES, "model.hidden_dim=770"], {}, (2,)),
+    (
+        "exact-blocks-expert-hidden",
+        "numerics.blocks",
+        [*PIECES, *MOE, "model.moe.expert_hidden_dim=130"],
+        {},
+        (2,),
+    ),
+    ("exact-blocks-vocabulary", "numerics.blocks", [*PIECES, "model.vocab_size=5"], {}, (2,)),
+    ("exact-chunks-seq", "data.seq_len", [*PIECES, "data.seq_len=500"], {}, (496, 504)),
+    ("exact-tp-blocks", "layout.tp", [*PIECES, "layout.tp=8"], {}, (4,)),
+    ("exact-cp-blocks", "layout.cp", [*PIECES, "layout.cp=8"], {}, (4,)),
+    ("exact-tp-chunks", "layout.tp", [*PIECES, "layout=cp4.tp4"], {}, (2,)),
+    (
+        "exact-ulysses-groups",
+        "layout.cp_method",
+        [*PIECES, "layout.cp=4", "layout.cp_method=ulysses", "model.num_kv_heads=2"],
+        {},
+        ("ring", "gather"),
+    ),
+    ("exact-ep-cp", "layout.ep", [*PIECES, *MOE, "layout=fsdp2.cp4.ep2"], {}, (4,)),
+    (
+        "exact-ep-schedule",
+        "layout.pp_schedule",
+        [*PIECES, *MOE, "layout=fsdp2.ep2.pp2", "layout.pp_schedule=zb-h1"],
+        {},
+        ("1f1b",),
+    ),
+    ("exact-mla", "model.mla", [*PIECES, *MLA], {}, ("none",)),
+    ("exact-attention", "model.attention", [*PIECES, "model.attention=sdpa"], {}, ("auto",)),
+    ("exact-capacity", "model.moe.capacity_factor", [*PIECES, *MOE, "model.moe.capacity_factor=1.5"], {}, (0.0,)),
+    ("exact-tp-async", "layout.tp_async", [*PIECES, "layout.tp=2", "layout.tp_async=true"], {}, (False,)),
+    (
+        "exact-selective",
+        "memory.activation_checkpointing",
+        [*PIECES, "memory.activation_checkpointing=selective"],
+        {},
+        ("full", "every_n", "none"),
+    ),
+    ("exact-lanes", "numerics.lanes", [*EXACT, "numerics.lanes=3"], {}, (2, 4)),
+    ("exact-micro-batch", "data.micro_batch", [*EXACT, "data.micro_batch=3"], {}, (2, 4)),
+    ("exact-micro-batch", "data.micro_batch", [*EXACT, "numerics.lanes=8"], {}, (1,)),
+    ("exact-lanes-batch", "numerics.lanes", [*EXACT, "numerics.lanes=16"], {}, (4,)),
+    ("exact-lanes-ranks", "numerics.lanes", [*EXACT, "numerics.lanes=2", "layout=dp3"], {}, (4,)),
+    ("exact-lanes-ranks", "numerics.lanes", [*EXACT, "data.global_batch=64", "layout=dp16"], {}, (16,)),
+    ("exact-lanes-ranks", "data.global_batch", [*EXACT, "layout=dp8"], {}, (16,)),
+    ("exact-lanes-even", "layout.fsdp", [*EXACT, "layout=fsdp3"], {}, (2, 4)),
+    ("exact-lanes-even", "layout.dp", [*EXACT, "layout=dp3.pp2"], {}, (2, 4)),
+    ("exact-products", "layout.tp", [*EXACT, "layout=tp2"], {}, (1,)),
+    ("exact-products", "layout.cp", [*EXACT, "layout=cp2"], {}, (1,)),
+    ("exact-products", "layout.ep", [*MOE, *EXACT, "layout=fsdp2.ep2"], {}, (1,)),
+    ("exact-device", "run.device", EXACT, {"device": "cuda"}, ("cpu",)),
+    ("exact-compile", "run.compile", [*EXACT, "run.compile=true"], {}, (False,)),
+    (
+        "exact-optimizer",
+        "optimizer.implementation",
+        [*EXACT, "optimizer.implementation=fused"],
+        {},
+        ("auto", "foreach"),
+    ),
+    ("exact-mtp", "model.num_mtp_layers", [*MLA, *EXACT, "model.num_mtp_layers=1"], {}, (0,)),
     ("device-absent", "run.device", ["run.device=cuda"], {"device": "cpu"}, ("auto", "cpu")),
     (
         "precision-device",
@@ -272,15 +337,10 @@ def test_a_sound_latent_attention_has_no_problem():
     assert problems(debug(*MLA, "model.yarn.factor=4", "model.num_mtp_layers=2")) == []
 
 
-def test_not_yet_says_what_runs_today():
-    (problem,) = found_by(debug("numerics.mode=exact"), "not-yet")
-    assert "what runs today is default" in str(problem)
-
-
 def test_all_problems_come_at_once():
-    recipe = debug("layout=dp3.pp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x", "numerics.mode=exact")
+    recipe = debug("layout=dp3.pp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x", "numerics.blocks=2")
     codes = {problem.code for problem in problems(recipe, world_size=8)}
-    assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "profile-syntax", "not-yet"}
+    assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "profile-syntax", "exact-blocks-mode"}
 
 
 def test_a_trial_shorter_than_the_warm_up_may_run():

@@ -12,6 +12,7 @@ from drumline.cli.environment import calm_threads, terminal
 from drumline.cluster import accelerator_names
 from drumline.recipe import Recipe, check, load
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.lanes import threads_of
 
 MAX_RANKS_A_CORE = 32  # more only fill the memory; a few a core are how layouts are tried on a laptop
 
@@ -58,7 +59,7 @@ def train(
         device=_device(resolved),
         max_restarts=resolved.resilience.max_restarts,
         timeout_s=resolved.resilience.timeout_s,
-        num_threads=resolved.run.threads,
+        num_threads=threads_of(resolved),
     )
     if code:
         raise typer.Exit(code)

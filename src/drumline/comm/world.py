@@ -3,6 +3,7 @@
 A run of one rank joins nothing: every function here then returns at once, so the same loop runs alone and on a cluster.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +53,25 @@ class World:
         if self.size > 1:
             dist.all_reduce(total)
         return total
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """The largest of each of some numbers over all ranks.
+
+        Args:
+            values: numbers; one that is nan somewhere is nan everywhere.
+
+        Returns:
+            As many numbers, the same on each rank.
+        """
+        # That one is nan goes beside, since backends differ in what the maximum with nan is.
+        sent = [0.0 if math.isnan(value) else value for value in values] + [
+            float(math.isnan(value)) for value in values
+        ]
+        most = torch.tensor(sent, dtype=torch.float64, device=self.device)
+        if self.size > 1:
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+        found = most.tolist()
+        return [math.nan if is_nan else value for value, is_nan in zip(found, found[len(values) :], strict=False)]
 
     def barrier(self) -> None:
         """Waits until every rank is here."""

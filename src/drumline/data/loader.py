@@ -44,6 +44,8 @@ class Loader:
         micro_batch: rows that one rank runs at a time.
         data_rank: this rank's place among the ranks that see different data.
         data_degree: number of these.
+        samples: this rank's samples of each global batch, by their place in it, in whole micro-batches; None: the
+            data_rank-th of equal slices.
         first_step: the step (from 0) that iteration starts with.
         num_workers: threads that prepare steps ahead; 0: none.
         prefetch: steps that are kept ready.
@@ -62,6 +64,7 @@ class Loader:
         micro_batch: int,
         data_rank: int = 0,
         data_degree: int = 1,
+        samples: range | None = None,
         first_step: int = 0,
         num_workers: int = 0,
         prefetch: int = 2,
@@ -70,7 +73,7 @@ class Loader:
     ):
         if not 0 <= data_rank < data_degree:
             raise ValueError(f"data rank {data_rank} is not one of {data_degree}")
-        if global_batch % (data_degree * micro_batch):
+        if samples is None and global_batch % (data_degree * micro_batch):
             raise DrumlineError(
                 f"data.global_batch = {global_batch} is not a multiple of data.micro_batch = {micro_batch} times "
                 f"the {data_degree} data-parallel ranks"
@@ -85,8 +88,10 @@ class Loader:
         self.step = first_step
         self._global_batch = global_batch
         self._micro_batch = micro_batch
-        self._local_batch = global_batch // data_degree
-        self._offset = data_rank * self._local_batch
+        own = global_batch // data_degree
+        samples = range(data_rank * own, (data_rank + 1) * own) if samples is None else samples
+        self._local_batch = len(samples)
+        self._offset = samples.start
         self._num_workers = num_workers
         self._prefetch = prefetch
         self._share = share

@@ -14,16 +14,19 @@ from drumline.recipe.sections import Optimizer
 _PIECE = 1 << 14
 
 
-def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
+def build_adamw(model: nn.Module, section: Optimizer, *, exact: bool = False) -> torch.optim.AdamW:
     """Builds torch's AdamW over a model whose parameters are real (or sharded) tensors.
 
     Args:
         model: norm weights (1-d) get no decay, matrices do.
         section: hyper-parameters and which implementation.
+        exact: an element's bits are not to depend on how its tensor is cut. The fused implementation computes the last
+            elements of a tensor otherwise than the rest; foreach is made of operators that do not.
 
     Returns:
         The optimizer, without states yet.
     """
+    fused = section.implementation == "fused" or (section.implementation == "auto" and not exact)
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": section.weight_decay},
@@ -34,8 +37,8 @@ def build_adamw(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,
-        foreach=section.implementation == "foreach",
-        fused=section.implementation == "fused",
+        foreach=not fused,
+        fused=fused,
     )
 
 

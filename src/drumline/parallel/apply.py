@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from drumline.memory import apply_activation_checkpointing
+from drumline.parallel.exact import compute_in_pieces, make_exact_groups, own_exact_gradients
 from drumline.parallel.gradients import Alone, Gradients, Several, layers_of
 from drumline.parallel.mesh import Mesh
 from drumline.parallel.place import SUMMED_OVER, Place, Places
@@ -15,6 +16,7 @@ from drumline.parallel.plan import cut_parameters
 from drumline.parallel.replicate import Replicate
 from drumline.parallel.shard import Sharded, shard
 from drumline.parallel.tensor import spread_matmuls
+from drumline.recipe.lanes import Lanes, num_blocks
 from drumline.recipe.sections import Recipe
 
 Key = TypeVar("Key")
@@ -36,8 +38,12 @@ def parallelize(
         Where each parameter lies in its logical tensor.
     """
     # Cutting first: all that follows sees a rank's own parts only.
-    places = cut_parameters(model, mesh, shares_tokens=recipe.layout.sequence_parallel)
-    spread_matmuls(model, mesh, recipe)
+    blocks = num_blocks(recipe)
+    places = cut_parameters(model, mesh, shares_tokens=recipe.layout.sequence_parallel, blocks=blocks)
+    if blocks > 1:
+        compute_in_pieces(model, mesh, recipe)
+    else:
+        spread_matmuls(model, mesh, recipe)
     # Checkpointing before compiling and sharding: it wraps plain modules, and a block is compiled together with its
     # recomputation.
     apply_activation_checkpointing(model, recipe.memory)
@@ -61,7 +67,12 @@ def parallelize(
 
 
 def own_gradients(
-    model: nn.Module, mesh: Mesh, places: Places, *, apart_from: Collection[nn.Parameter] = ()
+    model: nn.Module,
+    mesh: Mesh,
+    places: Places,
+    *,
+    lanes: Lanes | None = None,
+    apart_from: Collection[nn.Parameter] = (),
 ) -> Gradients:
     """Chooses what brings the gradients of a parallelized, materialized model to their sum.
 
@@ -69,12 +80,15 @@ def own_gradients(
         model: after `parallelize`.
         mesh: of the layout.
         places: that `parallelize` gave.
+        lanes: of a run in exact mode; None: any order of summation will do.
         apart_from: parameters that it shares with another model, which owns their gradients.
 
     Returns:
         The gradients.
     """
-    _make_groups(mesh)
+    _make_groups(mesh, exact=lanes is not None)
+    if lanes is not None:
+        return own_exact_gradients(model, mesh, places, lanes, apart_from=apart_from)
     named = [
         (places[name], param)
         for name, param in model.named_parameters()
@@ -95,8 +109,11 @@ def own_gradients(
     return ways[0] if len(ways) == 1 else Several(ways)
 
 
-def _make_groups(mesh: Mesh) -> None:
+def _make_groups(mesh: Mesh, *, exact: bool) -> None:
     # All ranks make all groups in one order, also those that only other pipeline stages have parameters for.
+    if exact:
+        make_exact_groups(mesh)
+        return
     for axes in SUMMED_OVER:
         mesh.group(*(axis for axis in axes if mesh.layout.fsdp == 1 or axis == "tp"))
 

@@ -14,6 +14,16 @@ class Gradients(Protocol):
         """Whether the coming backward is the last of its step; earlier ones only accumulate."""
         ...
 
+    def begin(self, microbatch: int) -> None:
+        """The backward of a micro-batch comes, or a part of it."""
+        ...
+
+    def end(self, microbatch: int) -> None:
+        """The backward of a micro-batch has been through all of the parameters; what keeps micro-batches apart takes
+        its gradients now.
+        """
+        ...
+
     def zero_grad(self) -> None:
         """Forgets the gradients."""
         ...
@@ -46,6 +56,12 @@ class Alone:
     def set_sync(self, sync: bool) -> None:
         """Nothing to synchronize."""
 
+    def begin(self, microbatch: int) -> None:
+        """Micro-batches are not kept apart."""
+
+    def end(self, microbatch: int) -> None:
+        """Autograd has accumulated them."""
+
     def zero_grad(self) -> None:
         """Drops the gradients."""
         for param in self._params:
@@ -77,6 +93,16 @@ class Several:
         """As `Gradients`."""
         for part in self._parts:
             part.set_sync(sync)
+
+    def begin(self, microbatch: int) -> None:
+        """As `Gradients`."""
+        for part in self._parts:
+            part.begin(microbatch)
+
+    def end(self, microbatch: int) -> None:
+        """As `Gradients`."""
+        for part in self._parts:
+            part.end(microbatch)
 
     def zero_grad(self) -> None:
         """As `Gradients`."""

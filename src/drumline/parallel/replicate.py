@@ -66,6 +66,12 @@ class Replicate:
         """Whether the coming backward is the last of its step; only then buckets are reduced."""
         self._sync = sync
 
+    def begin(self, microbatch: int) -> None:
+        """Micro-batches are not kept apart."""
+
+    def end(self, microbatch: int) -> None:
+        """Autograd has accumulated them in the buckets."""
+
     def zero_grad(self) -> None:
         """Zeroes the gradients in place: they stay views into the buckets."""
         for bucket in self._buckets:

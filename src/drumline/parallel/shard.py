@@ -134,6 +134,12 @@ class Sharded:
             self._model.set_requires_all_reduce(sync)
         self._model.set_is_last_backward(sync)
 
+    def begin(self, microbatch: int) -> None:
+        """Micro-batches are not kept apart."""
+
+    def end(self, microbatch: int) -> None:
+        """FSDP2's hooks have taken them."""
+
     def zero_grad(self) -> None:
         """Drops the sharded gradients."""
         for param in self._params:

@@ -48,11 +48,20 @@ ADDED_LATER = {
     "model.num_mtp_layers": 0,
     "model.mtp_loss_weight": 0.3,
     "metrics.expert_load_every": 1,
+    "numerics.lanes": 0,
+    "numerics.blocks": 1,
 }
 
+EXACT_MATHS = frozenset(
+    {"data.micro_batch", "memory.loss_chunk_tokens", "model.attention", "optimizer.implementation", "run.threads"}
+)
+"""Keys that move bits and nothing else, so that they define the maths of a run in exact mode only."""
 
-def is_maths(key: str) -> bool:
-    """Whether a dotted key defines the maths of a run."""
+
+def is_maths(key: str, *, exact: bool = False) -> bool:
+    """Whether a dotted key defines the maths of a run, in exact mode to the last bit."""
+    if exact and key in EXACT_MATHS:
+        return True
     return key not in NOT_MATHS and key.split(".")[0] not in NOT_MATHS
 
 
@@ -84,9 +93,12 @@ def digest(recipe: Recipe) -> str:
         recipe: the recipe.
 
     Returns:
-        SHA-256 in hex; equal for recipes that differ only in keys of `NOT_MATHS`.
+        SHA-256 in hex; equal for recipes that differ only in keys of `NOT_MATHS`, which in exact mode leave out
+        `EXACT_MATHS`.
     """
-    return _hash({key: value for key, value in flat(recipe).items() if is_maths(key)})
+    return _hash(
+        {key: value for key, value in flat(recipe).items() if is_maths(key, exact=recipe.numerics.mode == "exact")}
+    )
 
 
 def full_digest(recipe: Recipe) -> str:

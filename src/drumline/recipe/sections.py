@@ -94,7 +94,11 @@ class Optimizer(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="Clip gradients to this global norm; 0: never."
     )
-    implementation: Literal["foreach", "fused"] = Field(default="fused", description="torch's AdamW implementation.")
+    implementation: Literal["auto", "foreach", "fused"] = Field(
+        default="auto",
+        description="torch's AdamW implementation; auto: fused, and in exact mode foreach, whose bits do not depend on "
+        "how tensors are cut.",
+    )
 
 
 class Schedule(Section):
@@ -125,17 +129,25 @@ class Memory(Section):
         description="none; full: each block; every_n: each n-th block; selective: keep matmuls and attention.",
     )
     every_n: Positive = Field(default=2, description="For every_n: checkpoint blocks 0, n, 2n, ...")
-    loss_chunk_tokens: Positive = Field(default=1024, description="Tokens whose logits exist at a time in the loss.")
+    loss_chunk_tokens: Positive = Field(
+        default=1024,
+        description="Tokens whose logits exist at a time in the loss; with numerics.blocks over 1 those of a chunk do.",
+    )
 
 
 class Numerics(Section):
     """How bits are kept."""
 
     mode: Literal["default", "exact"] = Field(default="default", description="exact: the same bits under every layout.")
+    lanes: Natural = Field(
+        default=0,
+        description="For exact: equal parts of the global batch that ranks own and gradients are summed by, a power of "
+        "two and at least dp x fsdp. 0: as many as hold whole micro-batches, up to 8.",
+    )
     blocks: Positive = Field(
         default=1,
-        description="exact: fixed slices of every matmul, a power of two; tp and cp may be up to so many. 1: ordinary "
-        "matmuls, without tp and cp.",
+        description="For exact: fixed slices that products are summed by, a power of two, and half as many as the fixed "
+        "chunks of a sequence; tp and cp divide it. 1: plain products, which tp, cp and ep cannot share.",
     )
 
 
@@ -182,7 +194,9 @@ class Run(Section):
     seed: Natural = Field(default=0, description="The seed of initialization and data order.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: CUDA where there is one.")
     threads: Natural = Field(
-        default=0, description="CPU threads a rank computes with; 0: cores divided by local ranks."
+        default=0,
+        description="CPU threads a rank computes with; 0: cores divided by local ranks, and in exact mode 1, since "
+        "threads can move bits.",
     )
     compile: bool = Field(default=False, description="torch.compile each block.")
     validate_every: Natural = Field(

@@ -30,9 +30,10 @@ from drumline.train.records import (
     ValidationRecord,
 )
 from drumline.train.routing import RoutingTally
+from drumline.train.scalars import make_reduce_scalars
 from drumline.train.setup import Parts, commit_state
 from drumline.train.signals import StopRequest
-from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step, validate
+from drumline.train.step import StepResult, count_valid, train_step, validate
 
 
 class Loop:
@@ -66,7 +67,7 @@ class Loop:
         self._further = FurtherTally(
             parts.recipe.model.num_mtp_layers, parts.world.sum, counts=parts.mesh.is_first_along("tp")
         )
-        self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh)
+        self._reduce_scalars = make_reduce_scalars(parts.world, parts.mesh, exact=parts.recipe.numerics.mode == "exact")
         recipe = parts.recipe
         self._step_tokens = recipe.data.global_batch * recipe.data.seq_len
         self._step_flops = self._step_tokens * flops_per_token(recipe.model, recipe.data.seq_len).total
@@ -189,7 +190,9 @@ class Loop:
         if not self._parts.validation:
             return
         parts = self._parts
-        loss, num_tokens = validate(parts.passes, parts.model, parts.validation, parts.world, parts.mesh)
+        loss, num_tokens = validate(
+            parts.passes, parts.model, parts.validation, parts.world, parts.mesh, self._reduce_scalars
+        )
         self._emit(ValidationRecord(self.step, loss, num_tokens))
 
     def _commit(self) -> None:

@@ -28,7 +28,7 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[tuple[str, Any, 
     return [
         (key, there.get(key, ABSENT), here.get(key, ABSENT))
         for key in changed
-        if is_maths(key) and key != "run.steps" and _is_known(key, there)
+        if is_maths(key, exact=recipe.numerics.mode == "exact") and key != "run.steps" and _is_known(key, there)
     ]
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from drumline.checkpoint import Saver
 from drumline.comm import Place, World, choose_device, join, leave, read_num_threads
 from drumline.precision import flush_denormals, policy
+from drumline.recipe.lanes import threads_of
 from drumline.recipe.sections import Recipe
 from drumline.train import manifest
 from drumline.train.console import ConsoleView, say
@@ -52,7 +53,7 @@ def run_rank(recipe: Recipe, place: Place, *, console: Console | None = None) ->
     device = choose_device(recipe.run.device, place)
     if device.type == "cpu":
         share = max(1, manifest.num_cores() // place.local_world_size)
-        torch.set_num_threads(recipe.run.threads or read_num_threads() or share)
+        torch.set_num_threads(threads_of(recipe) or read_num_threads() or share)
     console = console or Console(file=sys.stdout)
     folder = run_folder(recipe)
     with ExitStack() as stack, flush_denormals(), listen() as stop:

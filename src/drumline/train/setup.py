@@ -12,6 +12,7 @@ from drumline.data import Batch, Loader
 from drumline.optimizers import materialize_states
 from drumline.parallel import Mesh, build_mesh, holder
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.lanes import samples_of
 from drumline.recipe.layout import MESH_AXES
 from drumline.recipe.sections import Recipe
 from drumline.train.assemble import Assembled, Share, assemble
@@ -144,6 +145,7 @@ def _loader(
         micro_batch=section.micro_batch,
         data_rank=mesh.data_rank,
         data_degree=recipe.layout.data_degree,
+        samples=samples_of(mesh.data_rank, recipe.layout.data_degree, recipe),
         first_step=first_step,
         num_workers=section.num_workers,
         prefetch=section.prefetch,

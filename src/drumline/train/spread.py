@@ -22,6 +22,7 @@ from drumline.parallel.pipeline import (
     share_embedding,
 )
 from drumline.precision import Policy
+from drumline.recipe.lanes import lanes
 from drumline.recipe.sections import Recipe
 from drumline.train.step import InTurn, Passes
 
@@ -61,14 +62,16 @@ def spread(recipe: Recipe, mesh: Mesh, build: Build, dtypes: Policy, device: tor
     Raises:
         DrumlineError: the pipeline's schedule cannot be used.
     """
-    prepare = partial(parallelize, recipe=recipe, mesh=mesh, compute_dtype=dtypes.compute, reduce_dtype=dtypes.reduce)
+    # In exact mode sharding gathers what one device has, so that gradients are rounded where they are there.
+    gathered = torch.float32 if lanes(recipe) is not None else dtypes.compute
+    prepare = partial(parallelize, recipe=recipe, mesh=mesh, compute_dtype=gathered, reduce_dtype=dtypes.reduce)
     if recipe.layout.pp > 1:
         return _in_stages(recipe, mesh, build, prepare, dtypes.compute, device)
     model = build(None)
     places = prepare(model)
     model.to_empty(device=device)
     clear_padding(model, places)
-    gradients = own_gradients(model, mesh, places)
+    gradients = own_gradients(model, mesh, places, lanes=lanes(recipe))
     return Spread(model, places, gradients, InTurn(model, gradients))
 
 
@@ -90,7 +93,7 @@ def _in_stages(
     if is_tied and {0, schedule.num_stages - 1} <= parts.keys():
         share_embedding(parts[0], parts[schedule.num_stages - 1])
     clear_padding(model, places)
-    gradients, each = own_stage_gradients(model, mesh, places, schedule.placement, is_tied=is_tied)
+    gradients, each = own_stage_gradients(model, mesh, places, schedule.placement, is_tied=is_tied, lanes=lanes(recipe))
     pipeline = make_pipeline(
         parts,
         each,

@@ -10,13 +10,15 @@ from torch import nn
 from drumline.comm import World
 from drumline.data import Batch
 from drumline.models import Routed
-from drumline.optimizers import clip, local_sum_of_squares
+from drumline.optimizers import clip
 from drumline.parallel import Gradients, Mesh, free_gathered
 from drumline.parallel.pipeline import Watch
 from drumline.schedules import Action, Kind
 
 OnRouted = Callable[[int, Routed], None]
 OnAhead = Callable[[torch.Tensor], None]
+ReduceScalars = Callable[[torch.Tensor, Sequence[torch.Tensor]], tuple[float, float]]
+"""This rank's losses and the gradients that it counts -> the sum of the losses and of the squares, over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ class Passes(Protocol):
             watch: is told of each forward and backward.
 
         Returns:
-            This rank's share of the loss, fp32 scalar on the device.
+            losses_M, this rank's share of each micro-batch's loss, fp32 on the device.
         """
         ...
 
     def loss(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """This rank's share of the summed loss of micro-batches, without gradients; a scalar."""
+        """This rank's share of each micro-batch's summed loss, without gradients; losses_M."""
         ...
 
 
@@ -74,7 +76,7 @@ def train_step(
     gradients: Gradients,
     optimizer: torch.optim.Optimizer,
     max_grad_norm: float,
-    reduce_scalars: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]],
+    reduce_scalars: ReduceScalars,
     check_finite: Callable[[StepResult, Sequence[Batch]], None],
     on_routed: OnRouted | None = None,
     on_ahead: OnAhead | None = None,
@@ -91,7 +93,8 @@ def train_step(
         gradients: brings the gradients to their sum over the data-parallel ranks.
         optimizer: steps on the clipped gradients.
         max_grad_norm: clip to this; 0: never.
-        reduce_scalars: this rank's loss and sum of squared gradients -> the global loss and the global sum of squares.
+        reduce_scalars: this rank's losses and the gradients that it counts -> the global loss and the global sum of
+            squares.
         check_finite: raises where the result is not finite, before any weight has moved.
         on_routed: is told what each layer's router did; None: the model is dense.
         on_ahead: is told the losses of tokens further ahead, where the batches have any.
@@ -101,9 +104,9 @@ def train_step(
         Loss and gradient norm.
     """
     gradients.zero_grad()
-    loss = passes.forward_backward(batches, num_tokens, on_routed, on_ahead, watch)
+    losses_M = passes.forward_backward(batches, num_tokens, on_routed, on_ahead, watch)
     gradients.finish()
-    loss_sum, square_sum = reduce_scalars(loss, local_sum_of_squares(gradients.counted()))
+    loss_sum, square_sum = reduce_scalars(losses_M, gradients.counted())
     result = StepResult(loss_sum, square_sum**0.5)
     # Reading the two scalars here makes the host wait once a step: weights must not move on a result that is not
     # finite.
@@ -138,10 +141,11 @@ class InTurn:
         watch: Watch | None = None,
     ) -> torch.Tensor:
         """As `Passes`."""
-        total = torch.zeros((), device=batches[0].tokens_BT.device)
+        losses = []
         options: dict[str, Any] = {} if on_routed is None else {"on_routed": on_routed}
         for index, batch in enumerate(batches):
             self.gradients.set_sync(index == len(batches) - 1)
+            self.gradients.begin(index)
             if batch.ahead:
                 options |= {"ahead": batch.ahead, "on_ahead": on_ahead}
             if watch is not None:
@@ -152,10 +156,11 @@ class InTurn:
                 watch.end()
                 watch.begin(Action(0, Kind.BACKWARD, index))
             loss.backward()
+            self.gradients.end(index)
             if watch is not None:
                 watch.end()
-            total += loss.detach()
-        return total
+            losses.append(loss.detach())
+        return torch.stack(losses)
 
     @torch.no_grad()
     def loss(self, batches: Sequence[Batch]) -> torch.Tensor:
@@ -163,27 +168,17 @@ class InTurn:
         losses = (
             self.model(batch.tokens_BT, starts_BT=batch.starts_BT, labels_BT=batch.labels_BT) for batch in batches
         )
-        return torch.stack(list(losses)).double().sum()
-
-
-def make_reduce_scalars(world: World, mesh: Mesh) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-    """Makes the function that joins the ranks' losses and squared gradients.
-
-    Every rank's loss is its own share, but for ranks that share out the computation of the same tokens: the first of
-    them speaks. Squares are of the gradients that a rank counts, each of which only one rank does.
-    """
-
-    def reduce(loss: torch.Tensor, squares: torch.Tensor) -> tuple[float, float]:
-        share = loss.double() * mesh.is_first_along("tp")
-        both = world.sum(torch.stack([share, squares.double().to(loss.device)])).tolist()
-        return both[0], both[1]
-
-    return reduce
+        return torch.stack(list(losses))
 
 
 @torch.no_grad()
 def validate(
-    passes: Passes, model: nn.Module, steps: Sequence[Sequence[Batch]], world: World, mesh: Mesh
+    passes: Passes,
+    model: nn.Module,
+    steps: Sequence[Sequence[Batch]],
+    world: World,
+    mesh: Mesh,
+    reduce_scalars: ReduceScalars,
 ) -> tuple[float, int]:
     """The mean loss over held-out batches.
 
@@ -191,19 +186,21 @@ def validate(
         passes: takes the micro-batches through the model.
         model: what the passes leave gathered is freed.
         steps: this rank's micro-batches of each validation batch; the same number on every rank.
-        world: over which losses and counts are summed.
+        world: over which counts are summed.
         mesh: says which ranks have the same tokens.
+        reduce_scalars: as for `train_step`.
 
     Returns:
         Loss a token and the number of valid tokens, both over all ranks.
     """
-    loss_sum, num_tokens = 0.0, 0
+    losses, num_tokens = [], 0
     for batches in steps:
-        loss_sum += float(passes.loss(batches))
+        losses.append(passes.loss(batches))
         num_tokens += count_valid(batches, mesh)
     free_gathered(model)
-    total, count = world.sum([loss_sum * mesh.is_first_along("tp"), num_tokens]).tolist()
-    return total / max(1.0, count), int(count)
+    count = int(world.sum([num_tokens], torch.int64)[0])
+    total, _ = reduce_scalars(torch.cat(losses), [])
+    return total / max(1, count), count
 
 
 def count_valid(batches: Sequence[Batch], mesh: Mesh) -> int:

@@ -13,11 +13,13 @@ import torch
 from drumline.comm import World, read_place
 from drumline.data import Batch, Loader
 from drumline.parallel import Mesh, build_mesh, holder
+from drumline.recipe.lanes import samples_of
 from drumline.recipe.sections import Recipe
 from drumline.train.assemble import Assembled, assemble
 from drumline.train.routing import RoutingTally
+from drumline.train.scalars import make_reduce_scalars
 from drumline.train.state import to_piece
-from drumline.train.step import StepResult, count_valid, make_reduce_scalars, train_step
+from drumline.train.step import StepResult, count_valid, train_step
 from drumline.verify.recorded import GRADIENT, INIT, LOSS, NORM, ROUTING, WEIGHT, Part, key, scalar, write
 from drumline.verify.start import fill
 from drumline.verify.tokens import MadeUpRows
@@ -68,6 +70,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
         micro_batch=recipe.data.micro_batch,
         data_rank=mesh.data_rank,
         data_degree=recipe.layout.data_degree,
+        samples=samples_of(mesh.data_rank, recipe.layout.data_degree, recipe),
         share=made.share,
     )
     has_own_tokens = recipe.layout.sequence_parallel or mesh.is_first_along("tp")
@@ -92,7 +95,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
             gradients=made.gradients,
             optimizer=made.optimizer,
             max_grad_norm=recipe.optimizer.max_grad_norm,
-            reduce_scalars=make_reduce_scalars(world, mesh),
+            reduce_scalars=make_reduce_scalars(world, mesh, exact=recipe.numerics.mode == "exact"),
             check_finite=functools.partial(note, step),
             on_routed=routing.add if routing.has_experts else None,
         )
@@ -113,8 +116,8 @@ def _num_tokens(recipe: Recipe) -> int:
 
 def _token_numbers(recipe: Recipe, mesh: Mesh, made: Assembled) -> list[torch.Tensor]:
     """Which tokens of the global batch this rank has in each micro-batch."""
-    numbers_BT = torch.arange(_num_tokens(recipe)).view(recipe.layout.data_degree, -1, recipe.data.seq_len)
-    numbers_BT = numbers_BT[mesh.data_rank]
+    samples = samples_of(mesh.data_rank, recipe.layout.data_degree, recipe)
+    numbers_BT = torch.arange(_num_tokens(recipe)).view(-1, recipe.data.seq_len)[samples.start : samples.stop]
     if made.share is not None:
         numbers_BT = made.share(Batch(numbers_BT, numbers_BT, None)).tokens_BT
     return list(numbers_BT.split(recipe.data.micro_batch))

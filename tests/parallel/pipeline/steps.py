@@ -9,12 +9,12 @@ from drumline.comm import read_place
 from drumline.comm.world import World
 from drumline.data import Batch
 from drumline.data.batch import Ahead
-from drumline.optimizers import local_sum_of_squares
 from drumline.parallel import build_mesh, holder
 from drumline.recipe import Recipe
 from drumline.recipe.sections import Model
+from drumline.train.scalars import make_reduce_scalars
 from drumline.train.spread import spread
-from drumline.train.step import make_reduce_scalars, validate
+from drumline.train.step import validate
 
 B, T, V = 2, 16, 96
 CPU = torch.device("cpu")
@@ -117,7 +117,8 @@ def through_pipeline(model: Model, number: int, watch=None, **layout) -> Found:
     ours = spread(recipe, mesh, build, precision.policy(recipe.precision), CPU)
     models.initialize(ours.model, 0, holder(ours.places))
     set_load(ours.model)
-    validation, counted = validate(ours.passes, ours.model, [batches], world, mesh)
+    reduce = make_reduce_scalars(world, mesh)
+    validation, counted = validate(ours.passes, ours.model, [batches], world, mesh, reduce)
     assert counted == num_tokens(micro_batches(number))
     ours.gradients.zero_grad()
     loads = {}
@@ -128,7 +129,7 @@ def through_pipeline(model: Model, number: int, watch=None, **layout) -> Found:
     parameters = dict(ours.model.named_parameters())
     loss = ours.passes.forward_backward(batches, counted, on_routed, None, watch)
     ours.gradients.finish()
-    loss_sum, squares = make_reduce_scalars(world, mesh)(loss, local_sum_of_squares(ours.gradients.counted()))
+    loss_sum, squares = reduce(loss, ours.gradients.counted())
     gradients = {
         name: param.grad.full_tensor() if hasattr(param.grad, "full_tensor") else param.grad
         for name, param in parameters.items()

@@ -13,11 +13,11 @@ from drumline.comm import Place, World
 from drumline.data import Batch
 from drumline.data.batch import Ahead
 from drumline.models.attention import SdpaAttend
-from drumline.optimizers import local_sum_of_squares
 from drumline.parallel import build_mesh, held, holder
 from drumline.recipe import load
 from drumline.train.assemble import assemble
-from drumline.train.step import count_valid, make_reduce_scalars
+from drumline.train.scalars import make_reduce_scalars
+from drumline.train.step import count_valid
 
 LIMIT = 8.0
 SCALAR_FLOOR = 5e-7  # one number may be nearly exact by chance
@@ -128,8 +128,7 @@ def error_ratios(*overrides):
     valid = int(world.sum([count_valid([part], made.mesh)], torch.int64))
     loss = made.passes.forward_backward([part], valid)
     made.gradients.finish()
-    squares = local_sum_of_squares(made.gradients.counted())
-    loss, square_sum = make_reduce_scalars(world, made.mesh)(loss, squares)
+    loss, square_sum = make_reduce_scalars(world, made.mesh)(loss, made.gradients.counted())
     model_only = tuple(override for override in overrides if not override.startswith("layout"))
     exact, one = on_one_device(model_only, torch.float64), on_one_device(model_only, torch.float32)
     ratios = {

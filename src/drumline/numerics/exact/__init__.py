@@ -3,8 +3,8 @@
 In: plain tensors, cut into chunks and blocks that belong to the recipe. Out: results, and leaves of sums.
 """
 
+from drumline.numerics.exact.leaves import LeafSum, leaf_sum
 from drumline.numerics.exact.norm import rms_norm, rms_norm_gradients
-from drumline.numerics.exact.pairwise import PairwiseSum, pairwise_sum
 from drumline.numerics.exact.pieces import (
     aligned,
     chunked,
@@ -21,15 +21,15 @@ from drumline.numerics.exact.products import spread_product, summed_gradient, su
 from drumline.numerics.exact.swiglu import swiglu
 
 __all__ = [
-    "PairwiseSum",
+    "LeafSum",
     "aligned",
     "chunked",
     "column_blocks",
     "cut_rows",
     "in_blocks",
     "joined_blocks",
+    "leaf_sum",
     "mirrored",
-    "pairwise_sum",
     "rms_norm",
     "rms_norm_gradients",
     "row_blocks",

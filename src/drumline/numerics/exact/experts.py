@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from drumline.numerics.exact.pairwise import PairwiseSum, pairwise_sum
+from drumline.numerics.exact.leaves import LeafSum, leaf_sum
 from drumline.numerics.exact.pieces import aligned, wide
 from drumline.numerics.exact.swiglu import swiglu_gradients, swiglu_value
 
@@ -87,7 +87,7 @@ def expert_rows(rows_RD: torch.Tensor, weights: Weights, runs: Sequence[Run]) ->
             gate_up_bRF[block, run.rows] = found_MF
             hidden_MF = swiglu_value(*(half.contiguous() for half in found_MF.chunk(2, dim=1)))
             leaves.append(torch.mm(hidden_MF, aligned(weights.down_EbDF[run.expert, block]).t()).to(y_RD.dtype))
-        y_RD[run.rows] = pairwise_sum(leaves)
+        y_RD[run.rows] = leaf_sum(leaves, len(leaves))
     return y_RD, gate_up_bRF
 
 
@@ -115,7 +115,7 @@ class ExpertGradients:
             num_experts, num_blocks = found.down_EbDF.shape[:2]
             for expert in range(num_experts):
                 for block in range(num_blocks):
-                    totals = PairwiseSum(), PairwiseSum()
+                    totals = LeafSum(len(order)), LeafSum(len(order))
                     for chunk in order:
                         leaves = self._leaves.get((sender, expert, chunk))
                         for total, leaf in zip(totals, leaves[block] if leaves else (None, None), strict=True):
@@ -159,6 +159,6 @@ def expert_rows_backward(
             leaves.append(torch.mm(grad_MF, aligned(weights.gate_up_EbFD[run.expert, block])).to(dtype))
             grad_down_DF = torch.mm(grad_MD.t(), swiglu_value(gate_MF, up_MF))
             found.append((torch.mm(grad_MF.t(), x_MD).to(dtype), grad_down_DF.to(dtype)))
-        grad_rows_RD[run.rows] = pairwise_sum(leaves)
+        grad_rows_RD[run.rows] = leaf_sum(leaves, len(leaves))
         gradients.put(run, found)
     return grad_rows_RD

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from drumline.numerics.exact.pairwise import PairwiseSum, pairwise_sum
+from drumline.numerics.exact.leaves import LeafSum, leaf_sum
 from drumline.numerics.exact.pieces import aligned, ends_on_lines, wide
 
 
@@ -56,7 +56,8 @@ def summed_product(x_CbRK: torch.Tensor, weights_bKN: torch.Tensor) -> torch.Ten
     weights = [aligned(weight_KN) for weight_KN in weights_bKN]
     for x_bRK, y_RN in zip(x_CbRK, y_CRN, strict=True):
         pairs = zip(map(aligned, x_bRK), weights, strict=True)
-        y_RN.copy_(pairwise_sum(torch.mm(x_RK, weight_KN).to(dtype) for x_RK, weight_KN in pairs))
+        products = (torch.mm(x_RK, weight_KN).to(dtype) for x_RK, weight_KN in pairs)
+        y_RN.copy_(leaf_sum(products, len(weights)))
     return y_CRN
 
 
@@ -75,7 +76,7 @@ def summed_gradient(
     """
     found = []
     for block in range(num_blocks):
-        total = PairwiseSum()
+        total = LeafSum(len(order))
         for chunk in order:
             left_RN, right_RK = map(aligned, pair(chunk, block))
             leaf = left_RN.t() @ right_RK

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from drumline.comm import Passing
 from drumline.models.rope import Rope
-from drumline.numerics.exact import PairwiseSum, mirrored, wide
+from drumline.numerics.exact import LeafSum, mirrored, wide
 from drumline.parallel.context.position import rotate_local
 from drumline.parallel.context.split import ContextSplit
 from drumline.parallel.exact.pieces import Pieces, scattered
@@ -144,7 +144,7 @@ def _meetings(rows: list[list[Tile]], keys: tuple[int, ...]) -> Iterator[tuple[i
 
 
 def _node(found: dict[tuple[int, int], torch.Tensor], order: list[int], key: int, like: torch.Tensor) -> torch.Tensor:
-    total = PairwiseSum()
+    total = LeafSum(len(order))
     for index in order:
         total.add(found.get((index, key)))
     node = total.total()

@@ -167,7 +167,8 @@ class _ExpertRows(torch.autograd.Function):
         rows_QD = rows_QD.contiguous()
         y_QD, gate_up_bQF = expert_rows(rows_QD, _in_blocks(gate_EFD, up_EFD, down_EDF, rows_QD.dtype, pieces), runs)
         ctx.save_for_backward(rows_QD, gate_up_bQF, gate_EFD, up_EFD, down_EDF)
-        return _over_blocks(y_QD, pieces).to(rows_QD.dtype)
+        # A copy, since what ranks summed is a view, of which FSDP warns.
+        return _over_blocks(y_QD, pieces).to(rows_QD.dtype, copy=pieces.tensor is not None)
 
     @staticmethod
     @once_differentiable

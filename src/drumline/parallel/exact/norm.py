@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from drumline.models.norm import RMSNorm
-from drumline.numerics.exact import chunked, pairwise_sum, rms_norm, rms_norm_gradients, unchunked
+from drumline.numerics.exact import chunked, leaf_sum, rms_norm, rms_norm_gradients, unchunked
 from drumline.parallel.exact.pieces import Pieces
 from drumline.parallel.tensor.collectives import start_gather
 
@@ -59,9 +59,9 @@ class ExactHeadNorm:
         """The sum over groups of heads, then over chunks."""
         pieces = self._pieces
         leaves_CgK = leaves_gK.unflatten(0, (-1, pieces.own_groups))
-        sums_CK = pairwise_sum(leaves_CgK.movedim(1, 0).contiguous())
+        sums_CK = leaf_sum(leaves_CgK.movedim(1, 0).contiguous(), pieces.own_groups)
         if pieces.tensor is not None:
-            sums_CK = pairwise_sum(start_gather(sums_CK, pieces.tensor)())
+            sums_CK = leaf_sum(start_gather(sums_CK, pieces.tensor)(), pieces.tensor.degree)
         return pieces.all_leaves(sums_CK)
 
 

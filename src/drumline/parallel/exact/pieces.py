@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from drumline.numerics.exact import mirrored, pairwise_sum
+from drumline.numerics.exact import leaf_sum, mirrored
 from drumline.parallel.tensor.collectives import Ranks, start_gather
 
 
@@ -106,7 +106,8 @@ class Pieces:
     def _sum(self, own_C: torch.Tensor, ranks: Ranks | None) -> torch.Tensor:
         leaves = self._gathered(own_C, ranks)
         numbers = [chunk for rank in range(_degree(self.context)) for chunk in self.chunks_of(rank)]
-        return pairwise_sum(leaves[index].clone() for index in mirrored(numbers, self.num_chunks))
+        order = mirrored(numbers, self.num_chunks)
+        return leaf_sum((leaves[index].clone() for index in order), len(order))
 
     def in_order(self, own_C: torch.Tensor) -> torch.Tensor:
         """Chunks that this rank multiplies, to all chunks of the sequence in ascending order."""
@@ -133,7 +134,7 @@ def scattered(partial: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """
     received = torch.empty_like(partial, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, partial.contiguous(), group=ranks.group)
-    return pairwise_sum(received.unflatten(0, (ranks.degree, -1)))
+    return leaf_sum(received.unflatten(0, (ranks.degree, -1)), ranks.degree)
 
 
 def summed(partial: torch.Tensor, ranks: Ranks) -> torch.Tensor:

@@ -19,11 +19,11 @@ from drumline.models.decoder import Output
 from drumline.models.layers import Embedding
 from drumline.models.loss import IGNORED
 from drumline.numerics.exact import (
-    PairwiseSum,
+    LeafSum,
     aligned,
     chunked,
     joined_blocks,
-    pairwise_sum,
+    leaf_sum,
     spread_product,
     unchunked,
     wide,
@@ -185,7 +185,7 @@ def _loss_and_gradients(
     ]
     chunk_losses = x_CRD.new_empty(len(x_CRD), dtype=dtype)
     grad_x_CRD = torch.empty_like(x_CRD, dtype=dtype) if wants_gradient else None
-    sums = [PairwiseSum() for _ in blocks]
+    sums = [LeafSum(len(x_CRD)) for _ in blocks]
     for chunk in pieces.order:
         x_RD, labels_R = aligned(x_CRD[chunk]), labels_CR[chunk]
         is_counted_R = labels_R != IGNORED
@@ -203,7 +203,7 @@ def _loss_and_gradients(
             grad_Rv = gradient_(logits_Rv, lse_R, *where).masked_fill_(~is_counted_R[:, None], 0.0).to(x_RD.dtype)
             leaves.append(torch.mm(grad_Rv, block_vD).to(dtype))
             total.add(torch.mm(grad_Rv.t(), x_RD).to(dtype))
-        grad_x_CRD[chunk] = pairwise_sum(leaves)
+        grad_x_CRD[chunk] = leaf_sum(leaves, num_blocks)
     loss = pieces.all_leaves(chunk_losses)
     if grad_x_CRD is None:
         return loss, None

@@ -20,6 +20,7 @@ from drumline.parallel.pipeline.stage import Stage
 from drumline.parallel.place import Place, Places
 from drumline.planner import stage_layers
 from drumline.recipe.errors import DrumlineError
+from drumline.recipe.lanes import Lanes
 from drumline.recipe.layout import Layout
 from drumline.recipe.sections import Model, Recipe
 from drumline.schedules import SCHEDULES, Schedule, check, generate, read_file
@@ -123,7 +124,13 @@ def joined_places(found: Sequence[Places], model: Model, placement: Sequence[int
 
 
 def own_stage_gradients(
-    model: Stages, mesh: Mesh, places: Places, placement: Sequence[int], *, is_tied: bool
+    model: Stages,
+    mesh: Mesh,
+    places: Places,
+    placement: Sequence[int],
+    *,
+    is_tied: bool,
+    lanes: Lanes | None = None,
 ) -> tuple[Gradients, list[Gradients]]:
     """Chooses what brings the gradients of each stage to their sum, and those of a tied embedding.
 
@@ -133,6 +140,7 @@ def own_stage_gradients(
         places: of their parameters.
         placement: the pipeline's rank of each stage.
         is_tied: the first and the last stage share the embedding.
+        lanes: of a run in exact mode.
 
     Returns:
         The gradients of all stages, and of each.
@@ -140,7 +148,7 @@ def own_stage_gradients(
     seen: set[nn.Parameter] = set()
     each = []
     for stage in model:
-        each.append(own_gradients(stage, mesh, places, apart_from=frozenset(seen)))
+        each.append(own_gradients(stage, mesh, places, lanes=lanes, apart_from=frozenset(seen)))
         seen |= set(stage.parameters())
     rank, group = mesh.coordinate("pp"), mesh.group("pp")
     holders = [placement[0], placement[-1]]

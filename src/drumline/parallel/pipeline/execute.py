@@ -63,12 +63,12 @@ class Pipeline:
             watch: is told of each action.
 
         Returns:
-            The share of the loss of these micro-batches, fp32 scalar; 0 on ranks without the last stage.
+            losses_M, fp32; 0 on ranks without the last stage.
         """
         schedule, program = self._program(len(batches), has_backward=True)
         left = Counter(a.stage for a in schedule.order[self.rank] if a.kind is not Kind.FORWARD)
         split = {a.stage for a in schedule.order[self.rank] if a.kind in (Kind.INPUT, Kind.WEIGHT)}
-        total = torch.zeros((), device=batches[0].tokens_BT.device)
+        losses_M = torch.zeros(len(batches), device=batches[0].tokens_BT.device)
         for index in split:
             self.stages[index].hold_gradients()
 
@@ -79,42 +79,45 @@ class Pipeline:
                     action.microbatch, batches[action.microbatch], given_BTD, num_tokens, on_routed, on_ahead
                 )
                 if action.stage == schedule.num_stages - 1:
-                    total.add_(result)
+                    losses_M[action.microbatch] = result
                 return result
             left[action.stage] -= 1
             is_last = not left[action.stage]
             if action.stage not in split:
                 stage.gradients.set_sync(is_last)
+            stage.gradients.begin(action.microbatch)
             result = stage.backward(action, given_BTD)
+            if action.kind is not Kind.INPUT:
+                stage.gradients.end(action.microbatch)
             if action.stage in split and action.kind is not Kind.INPUT:
                 stage.take_gradients(is_last=is_last)
             return result
 
         self._execute(schedule, program, batches, run, watch)
-        return total
+        return losses_M
 
     @torch.no_grad()
     def loss(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The summed loss of micro-batches, without gradients.
+        """The summed loss of each micro-batch, without gradients.
 
         Args:
             batches: as in `forward_backward`, but of any number.
 
         Returns:
-            fp64 scalar; 0 on ranks without the last stage.
+            losses_M, fp32; 0 on ranks without the last stage.
         """
         schedule, program = self._program(len(batches), has_backward=False)
-        total = torch.zeros((), dtype=torch.float64, device=batches[0].tokens_BT.device)
+        losses_M = torch.zeros(len(batches), device=batches[0].tokens_BT.device)
 
         def run(action: Action, given_BTD: torch.Tensor | None) -> torch.Tensor:
             result = call(self.stages[action.stage].part, batches[action.microbatch], given_BTD)
             if isinstance(result, tuple):
                 return result[0]
-            total.add_(result)
+            losses_M[action.microbatch] = result
             return result
 
         self._execute(schedule, program, batches, run, None)
-        return total
+        return losses_M
 
     def _program(self, num_microbatches: int, *, has_backward: bool) -> tuple[Schedule, tuple[Step, ...]]:
         key = has_backward, num_microbatches

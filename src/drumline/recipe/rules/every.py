@@ -1,13 +1,14 @@
 """Every rule, in the order of the sections."""
 
 from drumline.recipe.rules.batches import BATCH_RULES
+from drumline.recipe.rules.exact import EXACT_RULES
 from drumline.recipe.rules.experts import EXPERT_RULES
 from drumline.recipe.rules.latent import LATENT_RULES
 from drumline.recipe.rules.machine import MACHINE_RULES
 from drumline.recipe.rules.model import MODEL_RULES
+from drumline.recipe.rules.pieces import blocks_are_for_exact_mode
 from drumline.recipe.rules.pipeline import PIPELINE_RULES
 from drumline.recipe.rules.spread import SPREAD_RULES
-from drumline.recipe.rules.unfinished import UNFINISHED_RULES
 
 RULES = (
     *MODEL_RULES,
@@ -16,6 +17,7 @@ RULES = (
     *BATCH_RULES,
     *SPREAD_RULES,
     *PIPELINE_RULES,
-    *UNFINISHED_RULES,
+    blocks_are_for_exact_mode,
+    *EXACT_RULES,
     *MACHINE_RULES,
 )

@@ -45,12 +45,16 @@ def blocks_cut_the_model(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
             del widths["hidden"]
         widths["expert-hidden"] = ("model.moe.expert_hidden_dim", model.moe.expert_hidden_dim)
     common = math.gcd(*(width for _, width in widths.values()))
-    near = nearest(blocks, lambda n: n & (n - 1) == 0 and common % n == 0, high=blocks)
+
+    def fits(count: int) -> bool:
+        return count & (count - 1) == 0 and common % count == 0 and _last_has_rows(model.vocab_size, count)
+
+    near = nearest(blocks, fits, high=blocks)
     for name, (key, width) in widths.items():
         if width % blocks:
             rule = f"does not cut {key} = {width} into equal blocks"
             yield problem(recipe, f"exact-blocks-{name}", "numerics.blocks", rule, near)
-    if (blocks - 1) * -(-model.vocab_size // blocks) >= model.vocab_size:
+    if not _last_has_rows(model.vocab_size, blocks):
         rule = f"cuts model.vocab_size = {model.vocab_size} into blocks of which the last would be empty"
         yield problem(recipe, "exact-blocks-vocabulary", "numerics.blocks", rule, near)
 
@@ -130,6 +134,10 @@ def only_what_is_made_of_pieces(recipe: Recipe, machine: Machine) -> Iterator[Pr
         rule = f"keeps whole products, which numerics.blocks = {blocks} cuts into pieces"
         key = "memory.activation_checkpointing"
         yield problem(recipe, "exact-selective", key, rule, ["full", "every_n", "none"])
+
+
+def _last_has_rows(vocab_size: int, blocks: int) -> bool:
+    return (blocks - 1) * -(-vocab_size // blocks) < vocab_size
 
 
 def _power_of_two_from(number: int) -> int:
