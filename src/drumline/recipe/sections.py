@@ -146,7 +146,7 @@ class Numerics(Section):
     )
     blocks: Positive = Field(
         default=1,
-        description="For exact: fixed slices that products are summed by, a power of two, and half as many as the fixed "
+        description="For exact: fixed slices that products are summed by, a power of two, and half as many as fixed "
         "chunks of a sequence; tp and cp divide it. 1: plain products, which tp, cp and ep cannot share.",
     )
 
