@@ -70,7 +70,6 @@ class ExactSharded:
         self._shards = shards
         self._num_shards = num_shards or len(shards)
         self._buckets = into_buckets(collected.uses, bucket_bytes)
-        self._whole = [torch.empty(use.param.shape, device="meta") for use in collected.uses]
 
     def set_sync(self, sync: bool) -> None:
         """FSDP2 is told which backward is a step's last, and never to reduce."""
@@ -83,7 +82,7 @@ class ExactSharded:
 
     def end(self, microbatch: int) -> None:
         """Takes the gradients of a micro-batch from the gathered parameters."""
-        self._collected.end(microbatch, self._whole)
+        self._collected.end(microbatch)
 
     def zero_grad(self) -> None:
         """Drops the sharded gradients."""
