@@ -58,6 +58,9 @@ def test_json_is_one_document_with_a_verdict_a_layout():
         ),
         (("model.dim=64",), "is an override: give a recipe before it"),
         ((), "give a recipe, or --matrix"),
+        (("--exact",), "give a recipe, or --matrix"),
+        (("llama3-debug", "--exact", "--layout", "tp2"), "numerics.blocks = 1"),
+        (("--exact", "--matrix", "--only", "latent"), "matches no row"),
     ],
 )
 def test_a_wrong_request_is_refused(args, said):
@@ -100,9 +103,9 @@ def test_a_rank_that_dies_exits_with_3_and_one_line_and_is_no_mismatch(end, said
         "import os, signal\n"
         "from drumline.verify import candidate\n"
         "record = candidate.record\n"
-        "def die(recipe, world):\n"
+        "def die(recipe, world, *rest):\n"
         f"    if world.rank == 1: {end}\n"
-        "    return record(recipe, world)\n"
+        "    return record(recipe, world, *rest)\n"
         "candidate.record = die",
         "--layout",
         "dp2",
@@ -112,3 +115,11 @@ def test_a_rank_that_dies_exits_with_3_and_one_line_and_is_no_mismatch(end, said
     assert "llama3-debug/dp2" in done.stderr
     assert "failed" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_exact_compares_every_bit_of_ten_steps():
+    done = run("llama3-debug", "--exact", "--layout", "dp2", "--json")
+    assert done.returncode == 0, done.stderr
+    (layout,) = json.loads(done.stdout)["layouts"]
+    assert (layout["layout"], layout["ok"], layout["num_different"], layout["first_wrong"]) == ("dp2", True, 0, "")
+    assert layout["num_compared"] > 10 * 2 * 20  # gradients and weights of every step

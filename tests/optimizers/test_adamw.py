@@ -78,3 +78,27 @@ def test_the_norm_of_a_long_flat_gradient_keeps_its_digits():
     grad = torch.randn(6_000_000, generator=torch.Generator().manual_seed(0))
     expected = float(grad.double().square().sum())
     assert float(local_sum_of_squares([grad])) == pytest.approx(expected, rel=1e-6)
+
+
+def after_five_steps(cut, implementation, exact):
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(1003, generator=draw)
+    grads = [torch.randn(1003, generator=draw) * 10.0**-step for step in range(5)]
+    pieces = nn.ParameterList([nn.Parameter(piece.clone()) for piece in weights.split(cut)])
+    optimizer = build_adamw(pieces, Optimizer(lr=0.01, implementation=implementation), exact=exact)
+    for grad in grads:
+        for piece, part in zip(pieces, grad.split(cut), strict=True):
+            piece.grad = part.clone()
+        optimizer.step()
+    return torch.cat([piece.detach() for piece in pieces])
+
+
+@pytest.mark.parametrize("cut", [1, 3, 17, 31, 33, 100, 1001])
+def test_in_exact_mode_no_element_depends_on_where_its_tensor_is_cut(cut):
+    whole = after_five_steps(1003, "auto", exact=True)
+    assert torch.equal(after_five_steps(cut, "auto", exact=True), whole)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="vectors of that width")
+def test_the_fused_step_does_depend_on_it():
+    assert not torch.equal(after_five_steps(3, "auto", exact=False), after_five_steps(1003, "auto", exact=False))

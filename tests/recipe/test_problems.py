@@ -14,6 +14,7 @@ from drumline.recipe.rules import RULES
 SCALING = "{factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0}"
 MOE = ("model.moe.num_experts=8",)
 EXACT = ("numerics.mode=exact",)
+PIECES = (*EXACT, "numerics.blocks=4")
 MLA = ("model.family=deepseek_v3", "model.head_dim=48", "model.mla.kv_lora_rank=64")
 
 
@@ -214,7 +215,48 @@ CASES = [
         ("full", "every_n", "none"),
     ),
     ("layout-cp-compile", "run.compile", ["layout.cp=2", "run.compile=true"], {}, (False,)),
-    ("not-yet", "numerics.blocks", ["numerics.blocks=2"], {}, (1,)),
+    ("exact-blocks-mode", "numerics.blocks", ["numerics.blocks=2"], {}, (1,)),
+    ("exact-blocks-heads", "numerics.blocks", [*EXACT, "numerics.blocks=512"], {}, (256,)),
+    ("exact-blocks-kv-heads", "numerics.blocks", [*EXACT, "numerics.blocks=512"], {}, (256,)),
+    ("exact-blocks-hidden", "numerics.blocks", [*PIECES, "model.hidden_dim=770"], {}, (2,)),
+    (
+        "exact-blocks-expert-hidden",
+        "numerics.blocks",
+        [*PIECES, *MOE, "model.moe.expert_hidden_dim=130"],
+        {},
+        (2,),
+    ),
+    ("exact-blocks-vocabulary", "numerics.blocks", [*PIECES, "model.vocab_size=5"], {}, (2,)),
+    ("exact-chunks-seq", "data.seq_len", [*PIECES, "data.seq_len=500"], {}, (496, 504)),
+    ("exact-tp-blocks", "layout.tp", [*PIECES, "layout.tp=8"], {}, (4,)),
+    ("exact-cp-blocks", "layout.cp", [*PIECES, "layout.cp=8"], {}, (4,)),
+    ("exact-tp-chunks", "layout.tp", [*PIECES, "layout=cp4.tp4"], {}, (2,)),
+    (
+        "exact-ulysses-groups",
+        "layout.cp_method",
+        [*PIECES, "layout.cp=4", "layout.cp_method=ulysses", "model.num_kv_heads=2"],
+        {},
+        ("ring", "gather"),
+    ),
+    ("exact-ep-cp", "layout.ep", [*PIECES, *MOE, "layout=fsdp2.cp4.ep2"], {}, (4,)),
+    (
+        "exact-ep-schedule",
+        "layout.pp_schedule",
+        [*PIECES, *MOE, "layout=fsdp2.ep2.pp2", "layout.pp_schedule=zb-h1"],
+        {},
+        ("1f1b",),
+    ),
+    ("exact-mla", "model.mla", [*PIECES, *MLA], {}, ("none",)),
+    ("exact-attention", "model.attention", [*PIECES, "model.attention=sdpa"], {}, ("auto",)),
+    ("exact-capacity", "model.moe.capacity_factor", [*PIECES, *MOE, "model.moe.capacity_factor=1.5"], {}, (0.0,)),
+    ("exact-tp-async", "layout.tp_async", [*PIECES, "layout.tp=2", "layout.tp_async=true"], {}, (False,)),
+    (
+        "exact-selective",
+        "memory.activation_checkpointing",
+        [*PIECES, "memory.activation_checkpointing=selective"],
+        {},
+        ("full", "every_n", "none"),
+    ),
     ("exact-lanes", "numerics.lanes", [*EXACT, "numerics.lanes=3"], {}, (2, 4)),
     ("exact-micro-batch", "data.micro_batch", [*EXACT, "data.micro_batch=3"], {}, (2, 4)),
     ("exact-micro-batch", "data.micro_batch", [*EXACT, "numerics.lanes=8"], {}, (1,)),
@@ -311,15 +353,10 @@ def test_a_sound_latent_attention_has_no_problem():
     assert problems(debug(*MLA, "model.yarn.factor=4", "model.num_mtp_layers=2")) == []
 
 
-def test_not_yet_says_what_runs_today():
-    (problem,) = found_by(debug("numerics.blocks=2"), "not-yet")
-    assert "what runs today is 1" in str(problem)
-
-
 def test_all_problems_come_at_once():
     recipe = debug("layout=dp3.pp3", "model.num_kv_heads=5", "run.steps=3", "run.profile=x", "numerics.blocks=2")
     codes = {problem.code for problem in problems(recipe, world_size=8)}
-    assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "profile-syntax", "not-yet"}
+    assert codes >= {"layout-world", "model-kv-heads", "batch-divisible", "profile-syntax", "exact-blocks-mode"}
 
 
 def test_a_trial_shorter_than_the_warm_up_may_run():

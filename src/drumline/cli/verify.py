@@ -3,19 +3,18 @@
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drumline.cli.environment import calm_threads, terminal
+from drumline.cli.environment import calm_threads
 from drumline.cli.output import print_json, print_table
-from drumline.recipe import CheckFailed, DrumlineError, Layout, load
+from drumline.cli.watching import watched
+from drumline.recipe import CheckFailed, DrumlineError, Layout, Recipe, load
 
 if TYPE_CHECKING:
     from drumline.verify import Chosen, Refused, Result
-
-LINE_EVERY_S = 15.0
 
 
 def verify(
@@ -27,6 +26,9 @@ def verify(
         list[str] | None, typer.Option(help="A layout such as dp2.tp2, any number of times; by default the recipe's.")
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Verify the built-in table of layouts and models.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="In exact mode, ten steps: hold every bit against one rank.")
+    ] = False,
     only: Annotated[str, typer.Option(help="With --matrix: rows whose name matches, such as 'moe/*' or cp2.")] = "",
     ranks: Annotated[
         int, typer.Option(min=0, help="Ranks that run at a time; a layout of more runs alone. 0: 4 a core.")
@@ -37,15 +39,29 @@ def verify(
 
     A layout runs three steps on local ranks, on a model made small that keeps what the layout divides. Losses,
     gradients, their norm and the weights are compared with fp64 on one device, as ratios to the error of one device in
-    the same precision; replicas bit for bit. Exit code 1 if a layout computes something else.
+    the same precision; replicas bit for bit. With --exact, ten steps in exact mode must have the very bits of one
+    rank. Exit code 1 if a layout computes something else.
     """
     calm_threads()  # OpenMP reads its settings when torch is loaded
+    if exact:
+        from drumline.cli.verify_exact import verify_bits
+
+        verify_bits(
+            recipe,
+            overrides or [],
+            layout or [],
+            matrix=matrix,
+            only=only,
+            max_ranks=ranks or ranks_here(),
+            as_json=as_json,
+        )
+        return
     chosen = _choose(recipe, overrides or [], layout or [], matrix, only)
     from drumline.verify import verify as run
 
     began = time.monotonic()
     cases = list(chosen.cases)
-    results = list(_watched(run(cases, max_ranks=ranks or _ranks_here()), len(cases), as_json))
+    results = list(watched(run(cases, max_ranks=ranks or ranks_here()), len(cases)))
     place = {id(case): index for index, case in enumerate(cases)}
     results.sort(key=lambda result: place[id(result.case)])
     if as_json:
@@ -58,19 +74,54 @@ def verify(
 def _choose(recipe: str | None, overrides: list[str], layouts: list[str], matrix: bool, only: str) -> "Chosen":
     from drumline.verify import of_recipe, of_table, select_rows
 
-    if matrix:
-        typed = [word for word in (recipe or "", *overrides) if "=" in word]
-        if typed:
-            raise DrumlineError(
-                f"--matrix has its own models and layouts, which {' '.join(typed)} would not change: "
-                "leave overrides out, or verify a recipe with them\n"
-                f"  try: drumline verify llama3-debug {shlex.join(typed)}"
-            )
-        if recipe or layouts:
-            raise DrumlineError("--matrix has its own models and layouts: give a recipe, or --matrix, not both")
+    if recipe is None or matrix:
+        check_matrix(recipe, overrides, layouts, matrix)
         return of_table(select_rows(only))
-    if recipe is None:
+    return of_recipe(*recipe_and_layouts(recipe, overrides, layouts, only))
+
+
+def check_matrix(recipe: str | None, overrides: list[str], layouts: list[str], matrix: bool) -> None:
+    """Refuses a table together with a recipe, or neither.
+
+    Args:
+        recipe: as it was given.
+        overrides: as they were given.
+        layouts: as they were given.
+        matrix: the table is asked for.
+
+    Raises:
+        DrumlineError: says what to give.
+    """
+    if not matrix:
         raise DrumlineError("give a recipe, or --matrix\n  try: drumline verify llama3-debug --layout dp2.cp2")
+    typed = [word for word in (recipe or "", *overrides) if "=" in word]
+    if typed:
+        raise DrumlineError(
+            f"--matrix has its own models and layouts, which {' '.join(typed)} would not change: "
+            "leave overrides out, or verify a recipe with them\n"
+            f"  try: drumline verify llama3-debug {shlex.join(typed)}"
+        )
+    if recipe or layouts:
+        raise DrumlineError("--matrix has its own models and layouts: give a recipe, or --matrix, not both")
+
+
+def recipe_and_layouts(
+    recipe: str, overrides: list[str], layouts: list[str], only: str
+) -> tuple[Recipe, list[tuple[str, Layout]], str]:
+    """What is asked for of a recipe.
+
+    Args:
+        recipe: its name.
+        overrides: of its keys.
+        layouts: to verify; none: the recipe's own.
+        only: a pattern for the table, which has no place here.
+
+    Returns:
+        The recipe, the layouts by name, and the recipe's name.
+
+    Raises:
+        DrumlineError: a key or a layout cannot be read.
+    """
     if only:
         raise DrumlineError("--only picks rows of the built-in table; it needs --matrix")
     base = load(recipe, overrides, command="drumline verify")
@@ -79,40 +130,14 @@ def _choose(recipe: str | None, overrides: list[str], layouts: list[str], matrix
         text: load(recipe, [f"layout={text}", *others], command="drumline verify").layout for text in layouts
     }
     named = named or {str(base.layout): base.layout}
-    return of_recipe(base, list(named.items()), recipe)
+    return base, list(named.items()), recipe
 
 
-def _ranks_here() -> int:
+def ranks_here() -> int:
+    """Ranks that run at a time: four a core, since they mostly wait for one another."""
     from drumline.train.manifest import num_cores
 
     return 4 * num_cores()
-
-
-def _watched(results: Iterable["Result"], total: int, as_json: bool) -> Iterator["Result"]:
-    """Passes results on, and shows on stderr how far they are."""
-    look, began, last, wrong = terminal(sys.stderr), time.monotonic(), time.monotonic(), 0
-    bar: Any = None
-    task: Any = None
-    if look.is_tty:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        bar = Progress(console=Console(stderr=True, no_color=not look.has_color), transient=True)
-        bar.start()
-        task = bar.add_task("layouts", total=total)
-    try:
-        for done, result in enumerate(results, start=1):
-            wrong += not result.ok
-            if bar is not None:
-                bar.update(task, completed=done, description=f"layouts, {wrong} wrong" if wrong else "layouts")
-            elif time.monotonic() - last >= LINE_EVERY_S:
-                last = time.monotonic()
-                left = (last - began) / done * (total - done)
-                sys.stderr.write(f"{done} of {total} layouts, {wrong} wrong, about {left:.0f} s left\n")
-            yield result
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def _print(chosen: "Chosen", results: list["Result"], seconds: float) -> None:
@@ -135,7 +160,7 @@ def _print(chosen: "Chosen", results: list["Result"], seconds: float) -> None:
     columns = ("layout", "model", "precision", "ranks", "ok", "worst ratio", "at", "replicas", "seconds")
     if rows:
         print_table(columns, rows, numeric=("ranks", "worst ratio", "seconds"))
-    for reason, names in _by_reason(chosen.refused).items():
+    for reason, names in by_reason(chosen.refused).items():
         sys.stdout.write(f"skipped {len(names)}: {reason}\n  {', '.join(names)}\n")
     for result in results:
         if result.verdict and result.verdict.flips:
@@ -144,14 +169,16 @@ def _print(chosen: "Chosen", results: list["Result"], seconds: float) -> None:
     sys.stdout.write(f"{good} of {len(results)} layouts compute what one device computes ({seconds:.0f} s)\n")
 
 
-def _by_reason(refused: Iterable["Refused"]) -> dict[str, list[str]]:
+def by_reason(refused: Iterable["Refused"]) -> dict[str, list[str]]:
+    """The names of layouts that are refused, by the first reason."""
     found: dict[str, list[str]] = {}
     for one in refused:
-        found.setdefault(_reason(one), []).append(f"{one.model}/{one.name}")
+        found.setdefault(reason_of(one), []).append(f"{one.model}/{one.name}")
     return found
 
 
-def _reason(refused: "Refused") -> str:
+def reason_of(refused: "Refused") -> str:
+    """The first reason, on one line."""
     return str(refused.problems[0]).split("\n")[0]
 
 
@@ -161,7 +188,7 @@ def _document(chosen: "Chosen", results: list["Result"], seconds: float) -> dict
     return {
         "layouts": [_entry(result) for result in results],
         "skipped": [
-            {"layout": refused.name, "model": refused.model, "why": _reason(refused)} for refused in chosen.refused
+            {"layout": refused.name, "model": refused.model, "why": reason_of(refused)} for refused in chosen.refused
         ],
         "kept": list(chosen.kept),
         "limits": dict(LIMITS),

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from drumline.memory import apply_activation_checkpointing
-from drumline.parallel.exact import own_exact_gradients
+from drumline.parallel.exact import compute_in_pieces, make_exact_groups, own_exact_gradients
 from drumline.parallel.gradients import Alone, Gradients, Several, layers_of
 from drumline.parallel.mesh import Mesh
-from drumline.parallel.place import DATA_AXES, SUMMED_OVER, Place, Places
+from drumline.parallel.place import SUMMED_OVER, Place, Places
 from drumline.parallel.plan import cut_parameters
 from drumline.parallel.replicate import Replicate
 from drumline.parallel.shard import Sharded, shard
 from drumline.parallel.tensor import spread_matmuls
-from drumline.recipe.lanes import Lanes
+from drumline.recipe.lanes import Lanes, num_blocks
 from drumline.recipe.sections import Recipe
 
 Key = TypeVar("Key")
@@ -38,8 +38,12 @@ def parallelize(
         Where each parameter lies in its logical tensor.
     """
     # Cutting first: all that follows sees a rank's own parts only.
-    places = cut_parameters(model, mesh, shares_tokens=recipe.layout.sequence_parallel)
-    spread_matmuls(model, mesh, recipe)
+    blocks = num_blocks(recipe)
+    places = cut_parameters(model, mesh, shares_tokens=recipe.layout.sequence_parallel, blocks=blocks)
+    if blocks > 1:
+        compute_in_pieces(model, mesh, recipe)
+    else:
+        spread_matmuls(model, mesh, recipe)
     # Checkpointing before compiling and sharding: it wraps plain modules, and a block is compiled together with its
     # recomputation.
     apply_activation_checkpointing(model, recipe.memory)
@@ -108,8 +112,7 @@ def own_gradients(
 def _make_groups(mesh: Mesh, *, exact: bool) -> None:
     # All ranks make all groups in one order, also those that only other pipeline stages have parameters for.
     if exact:
-        mesh.group(*DATA_AXES)
-        mesh.group("dp")
+        make_exact_groups(mesh)
         return
     for axes in SUMMED_OVER:
         mesh.group(*(axis for axis in axes if mesh.layout.fsdp == 1 or axis == "tp"))

@@ -57,7 +57,7 @@ DECODER = {
 """Pattern of a logical name -> its cut."""
 
 
-def cut_parameters(model: nn.Module, mesh: Mesh, *, shares_tokens: bool) -> dict[str, Place]:
+def cut_parameters(model: nn.Module, mesh: Mesh, *, shares_tokens: bool, blocks: int = 1) -> dict[str, Place]:
     """Replaces each parameter of a model on meta by this rank's part of it.
 
     Args:
@@ -65,6 +65,8 @@ def cut_parameters(model: nn.Module, mesh: Mesh, *, shares_tokens: bool) -> dict
         mesh: of the layout.
         shares_tokens: tensor-parallel ranks share out the tokens between matmuls (sequence parallelism), so that the
             gradient of what they all hold whole is partial.
+        blocks: fixed pieces that the operators compute in, so that cuts lie between them, and gradients come summed
+            over all that a micro-batch is spread over; 1: there are none.
 
     Returns:
         The place of each parameter.
@@ -72,7 +74,7 @@ def cut_parameters(model: nn.Module, mesh: Mesh, *, shares_tokens: bool) -> dict
     places = {}
     for name, param in list(model.named_parameters(remove_duplicate=False)):
         cut = next((cut for pattern, cut in DECODER.items() if fnmatchcase(name, pattern)), Cut())
-        place, local_shape = place_of(tuple(param.shape), cut, mesh, shares_tokens=shares_tokens)
+        place, local_shape = place_of(tuple(param.shape), cut, mesh, shares_tokens=shares_tokens, blocks=blocks)
         places[name] = place
         if local_shape != place.shape:
             owner, _, leaf = name.rpartition(".")
@@ -81,7 +83,9 @@ def cut_parameters(model: nn.Module, mesh: Mesh, *, shares_tokens: bool) -> dict
     return places
 
 
-def place_of(shape: tuple[int, ...], cut: Cut, mesh: Mesh, *, shares_tokens: bool) -> tuple[Place, tuple[int, ...]]:
+def place_of(
+    shape: tuple[int, ...], cut: Cut, mesh: Mesh, *, shares_tokens: bool, blocks: int = 1
+) -> tuple[Place, tuple[int, ...]]:
     """Where this rank's part of a parameter lies.
 
     Args:
@@ -89,6 +93,7 @@ def place_of(shape: tuple[int, ...], cut: Cut, mesh: Mesh, *, shares_tokens: boo
         cut: how it is cut.
         mesh: of the layout.
         shares_tokens: as for `cut_parameters`.
+        blocks: likewise.
 
     Returns:
         The place, and the shape of the part with its padding.
@@ -99,10 +104,15 @@ def place_of(shape: tuple[int, ...], cut: Cut, mesh: Mesh, *, shares_tokens: boo
         if dim is None or degree == 1:
             continue
         assert cut.pads or local[dim] % degree == 0, "the recipe's rules refuse what does not divide"
-        local[dim] = -(-local[dim] // degree)
+        num_pieces = max(degree, blocks) if cut.pads else degree
+        local[dim] = -(-local[dim] // num_pieces) * (num_pieces // degree)
         offsets[dim] += mesh.coordinate(axis) * local[dim]
     data = EXPERT_DATA_AXES if cut.ep is not None and mesh.layout.ep > 1 else DATA_AXES
-    if cut.tp is not None or mesh.layout.tp == 1:
+    is_cut = cut.tp is not None or mesh.layout.tp == 1
+    if blocks > 1:
+        copied = data if is_cut else (*data, "tp")
+        return Place(shape, tuple(offsets), copied, tuple(axis for axis in data if axis != "cp")), tuple(local)
+    if is_cut:
         return Place(shape, tuple(offsets), data, data), tuple(local)
     is_partial = shares_tokens or cut.by_head
     return Place(shape, tuple(offsets), (*data, "tp"), (*data, "tp") if is_partial else data), tuple(local)

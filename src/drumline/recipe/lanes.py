@@ -29,6 +29,11 @@ def num_lanes(recipe: Recipe) -> int:
     return min(MOST_BY_DEFAULT, microbatches & -microbatches)
 
 
+def num_blocks(recipe: Recipe) -> int:
+    """Fixed slices that products are summed by; 1 outside of exact mode."""
+    return recipe.numerics.blocks if recipe.numerics.mode == "exact" else 1
+
+
 def lanes_of(data_rank: int, data_degree: int, count: int) -> range:
     """The lanes that a data-parallel rank owns.
 

@@ -132,7 +132,10 @@ class Memory(Section):
         description="none; full: each block; every_n: each n-th block; selective: keep matmuls and attention.",
     )
     every_n: Positive = Field(default=2, description="For every_n: checkpoint blocks 0, n, 2n, ...")
-    loss_chunk_tokens: Positive = Field(default=1024, description="Tokens whose logits exist at a time in the loss.")
+    loss_chunk_tokens: Positive = Field(
+        default=1024,
+        description="Tokens whose logits exist at a time in the loss; with numerics.blocks over 1 those of a chunk do.",
+    )
 
 
 class Numerics(Section):
@@ -149,8 +152,8 @@ class Numerics(Section):
     )
     blocks: Positive = Field(
         default=1,
-        description="For exact: fixed slices that products are summed by, a power of two. 1: plain products, which tp, "
-        "cp and ep cannot share.",
+        description="For exact: fixed slices that products are summed by, a power of two, and half as many as fixed "
+        "chunks of a sequence; tp and cp divide it. 1: plain products, which tp, cp and ep cannot share.",
     )
     invariant: bool = Field(
         default=False,

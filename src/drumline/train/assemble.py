@@ -16,7 +16,9 @@ from drumline.data import Batch
 from drumline.optimizers import build_adamw
 from drumline.parallel import Gradients, Mesh, Places
 from drumline.parallel.context import context_attend, context_groups
+from drumline.parallel.exact import exact_attend
 from drumline.parallel.expert import expert_dispatch
+from drumline.recipe.lanes import num_blocks
 from drumline.recipe.sections import Recipe
 from drumline.train.spread import spread
 from drumline.train.state import (
@@ -105,10 +107,12 @@ def assemble(recipe: Recipe, mesh: Mesh, device: torch.device) -> Assembled:
     if is_invariant:
         attend, attention = models.InvariantAttend(), "attention: drumline's, in tiles at absolute positions"
     share = None
-    if recipe.layout.cp > 1:
-        groups = context_groups(mesh, recipe.layout.ulysses_degree)
+    groups = context_groups(mesh, recipe.layout.ulysses_degree) if recipe.layout.cp > 1 else None
+    if groups is not None:
         attend, share = context_attend(recipe.layout.cp_method, groups, attend), groups.split.shard_batch
         attention = f"attention: {recipe.layout.cp_method} over {recipe.layout.cp} ranks"
+    if num_blocks(recipe) > 1:
+        attend, attention = exact_attend(recipe, groups), "attention: fixed tiles of torch SDPA (numerics.blocks > 1)"
     dispatch = expert_dispatch(mesh)
 
     def build(part: models.Part | None) -> models.Decoder:

@@ -35,7 +35,7 @@ def make_reduce_scalars(world: World, mesh: Mesh, *, exact: bool = False) -> Red
         return both[0], both[1]
 
     def reduce_exactly(losses_M: torch.Tensor, counted: Sequence[torch.Tensor]) -> tuple[float, float]:
-        losses = [losses_M] if mesh.is_first_along("tp") else []
+        losses = [losses_M] if mesh.is_first_along("tp", "cp") else []
         bounds = world.max([exact_sum.largest(losses), exact_sum.largest(counted)])
         # What is not finite has no words; it need not be exact to stop the run.
         parts = [(losses, bounds[0], False), (counted, bounds[1], True)]

@@ -32,24 +32,26 @@ from drumline.verify.start import fill
 NUM_STEPS = 3
 
 
-def record_rank(recipe: Recipe, folder: Path) -> None:
+def record_rank(recipe: Recipe, folder: Path, num_steps: int = NUM_STEPS) -> None:
     """Runs this process's rank of a layout and writes what it saw into `folder`.
 
     Args:
         recipe: small, without problems for the world that was joined.
         folder: gets `rank-N.safetensors`.
+        num_steps: to train.
     """
     world = World(read_place(), torch.device("cpu"))
-    parts = record(recipe, world)
+    parts = record(recipe, world, num_steps)
     write(parts, folder / f"rank-{world.rank}.safetensors")
 
 
-def record(recipe: Recipe, world: World) -> list[Part]:
-    """Trains three steps.
+def record(recipe: Recipe, world: World, num_steps: int = NUM_STEPS) -> list[Part]:
+    """Trains some steps.
 
     Args:
         recipe: small, without problems for this world.
         world: joined.
+        num_steps: to train.
 
     Returns:
         This rank's parts of everything.
@@ -78,7 +80,7 @@ def record(recipe: Recipe, world: World) -> list[Part]:
 
     watch = ActivationWatch(made.model, tokens_of(recipe, mesh, made.share), sink, kinds=(FORWARD,))
     watch.start(1)
-    for step in range(1, NUM_STEPS + 1):
+    for step in range(1, num_steps + 1):
         batches = loader.batches(step - 1)
         num_tokens = int(world.sum([count_valid(batches, mesh)], torch.int64)[0])
         train_step(

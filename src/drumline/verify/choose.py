@@ -58,7 +58,7 @@ def of_recipe(recipe: Recipe, layouts: Sequence[tuple[str, Layout]], model: str)
         DrumlineError: a layout has too many ranks.
     """
     for name, layout in layouts:
-        _check_size(name, layout)
+        check_size(name, layout)
     batch = common_batch([layout for _, layout in layouts])
     for _, layout in layouts:
         found = _of_layout(with_batch(recipe.model_copy(update={"layout": layout}), batch))
@@ -109,7 +109,16 @@ def _of_layout(recipe: Recipe) -> list[Problem]:
     return [found for found in problems(recipe) if not found.key.startswith(ignored)]
 
 
-def _check_size(name: str, layout: Layout) -> None:
+def check_size(name: str, layout: Layout) -> None:
+    """Refuses a layout of more ranks than are started here.
+
+    Args:
+        name: of the layout, as it was asked for.
+        layout: the layout.
+
+    Raises:
+        DrumlineError: names the layout and a smaller one.
+    """
     if layout.num_ranks <= MAX_RANKS:
         return
     degrees = {axis: min(2, getattr(layout, axis)) for axis in ("pp", "dp", "fsdp", "cp", "tp", "ep")}

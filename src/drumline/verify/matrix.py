@@ -7,6 +7,7 @@ Mixtures of experts in bf16 choose all experts: where two scores are closer than
 follows is another model. In fp32 flips are counted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -166,16 +167,20 @@ class Row:
         return tuple(text for word in self.words[1:] for text in _SHORT[word].split())
 
 
-ROWS: tuple[Row, ...] = tuple(
-    Row(model, tuple(words.split())) for model, listed in _TABLE for words in listed.split(", ")
-)
+def rows_of_table(table: Sequence[tuple[str, str]]) -> tuple[Row, ...]:
+    """The rows of a table of (model, rows with commas between them)."""
+    return tuple(Row(model, tuple(words.split())) for model, listed in table for words in listed.split(", "))
 
 
-def select(pattern: str) -> list[Row]:
+ROWS = rows_of_table(_TABLE)
+
+
+def select(pattern: str, table: Sequence[Row] = ROWS) -> list[Row]:
     """The rows whose name matches a pattern with `*`, or contains it.
 
     Args:
         pattern: empty: all rows.
+        table: to choose from.
 
     Returns:
         The rows, in the order of the table.
@@ -183,9 +188,9 @@ def select(pattern: str) -> list[Row]:
     Raises:
         DrumlineError: none matches.
     """
-    found = [row for row in ROWS if pattern in row.name or fnmatchcase(row.name, pattern)]
+    found = [row for row in table if pattern in row.name or fnmatchcase(row.name, pattern)]
     if not found:
-        some = ", ".join(row.name for row in ROWS[:: len(ROWS) // 4])
+        some = ", ".join(row.name for row in table[:: max(1, len(table) // 4)])
         raise DrumlineError(f"--only {pattern!r} matches no row of the table; rows are named like {some}")
     return found
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from drumline.recipe.lanes import num_blocks
 from drumline.recipe.layout import Layout, can_deal_heads
 from drumline.recipe.sections import Model, Recipe, Section
 
@@ -46,7 +47,9 @@ def shrink(recipe: Recipe, layouts: Sequence[Layout]) -> Shrunk:
     """
     model = _small_model(recipe, layouts)
     seq_len = _smallest(
-        recipe.data.seq_len, SMALLEST_SEQUENCE, lambda T: [_cuts_of_sequence(T, layout) for layout in layouts]
+        recipe.data.seq_len,
+        SMALLEST_SEQUENCE,
+        lambda T: [_cuts_of_sequence(T, layout) for layout in layouts] + [T % _chunks(recipe) == 0],
     )
     small = _replace(
         recipe,
@@ -110,8 +113,8 @@ def _micro_batches(layout: Layout) -> int:
 
 
 def _small_model(recipe: Recipe, layouts: Sequence[Layout]) -> Model:
-    full = recipe.model
-    heads, kv_heads = _smallest_heads(full, layouts)
+    full, blocks = recipe.model, num_blocks(recipe)
+    heads, kv_heads = _smallest_heads(full, layouts, blocks)
     fewest_layers = 2
     changes: dict[str, Any] = {}
     if full.moe is not None:
@@ -131,7 +134,7 @@ def _small_model(recipe: Recipe, layouts: Sequence[Layout]) -> Model:
             experts_per_token=min(chosen, most),
             num_dense_layers=num_dense,
             num_shared_experts=min(moe.num_shared_experts, 2),
-            expert_hidden_dim=_smallest_hidden(moe.expert_hidden_dim, layouts),
+            expert_hidden_dim=_smallest_hidden(moe.expert_hidden_dim, layouts, blocks),
         )
     if full.mla is not None:
         mla, rope, nope = full.mla, min(full.mla.qk_rope_head_dim, HEAD_DIM), min(full.mla.qk_nope_head_dim, HEAD_DIM)
@@ -154,41 +157,54 @@ def _small_model(recipe: Recipe, layouts: Sequence[Layout]) -> Model:
         dim=_smallest(full.dim, SMALLEST_WIDTH, lambda n: [n % 8 == 0] + [n % layout.tp == 0 for layout in layouts]),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        hidden_dim=_smallest_hidden(full.hidden_dim, layouts),
-        vocab_size=_smallest(full.vocab_size, SMALLEST_VOCABULARY, lambda n: [n % layout.tp for layout in layouts]),
+        hidden_dim=_smallest_hidden(full.hidden_dim, layouts, blocks),
+        vocab_size=_smallest(
+            full.vocab_size,
+            SMALLEST_VOCABULARY,
+            lambda n: [n % layout.tp for layout in layouts] + [(blocks - 1) * -(-n // blocks) < n],
+        ),
         **{"head_dim": min(full.head_dim, HEAD_DIM), **changes},
     )
 
 
-def _smallest_heads(full: Model, layouts: Sequence[Layout]) -> tuple[int, int]:
-    def answers(heads: int, kv_heads: int) -> Hashable:
+def _smallest_heads(full: Model, layouts: Sequence[Layout], blocks: int) -> tuple[int, int]:
+    def answers(heads: int, kv_heads: int, width: int) -> Hashable:
         return (
             heads == kv_heads,
             kv_heads == 1,
+            (heads * width % blocks == 0, kv_heads * width % blocks == 0),
             *(
                 (
                     heads % layout.tp == 0,
                     kv_heads % layout.tp == 0,
                     can_deal_heads(max(1, heads // layout.tp), max(1, kv_heads // layout.tp), layout.ulysses_degree),
                     kv_heads < layout.tp * layout.ulysses_degree,
+                    math.gcd(blocks, kv_heads) % (layout.tp * layout.ulysses_degree) == 0,
                 )
                 for layout in layouts
             ),
         )
 
-    wanted = answers(full.num_heads, full.num_kv_heads)
+    wanted, width = answers(full.num_heads, full.num_kv_heads, full.head_dim), min(full.head_dim, HEAD_DIM)
     for heads in range(min(4, full.num_heads), full.num_heads):
         for kv_heads in range(1, heads + 1):
-            if heads % kv_heads == 0 and answers(heads, kv_heads) == wanted:
+            if heads % kv_heads == 0 and answers(heads, kv_heads, width) == wanted:
                 return heads, kv_heads
     return full.num_heads, full.num_kv_heads
 
 
-def _smallest_hidden(size: int, layouts: Sequence[Layout]) -> int:
+def _smallest_hidden(size: int, layouts: Sequence[Layout], blocks: int) -> int:
     # 16 bytes of bf16 are 8 elements, which grouped products need of a rank's rows.
     return _smallest(
-        size, SMALLEST_WIDTH, lambda n: [n % 8 == 0] + [(n % layout.tp, n // layout.tp % 8 == 0) for layout in layouts]
+        size,
+        SMALLEST_WIDTH,
+        lambda n: [n % 8 == 0, n % blocks == 0] + [(n % layout.tp, n // layout.tp % 8 == 0) for layout in layouts],
     )
+
+
+def _chunks(recipe: Recipe) -> int:
+    """Fixed chunks of a sequence in exact mode."""
+    return 2 * num_blocks(recipe) if num_blocks(recipe) > 1 else 1
 
 
 def _cuts_of_layers(num_layers: int, layout: Layout) -> Hashable:

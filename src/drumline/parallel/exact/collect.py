@@ -41,16 +41,16 @@ class Collected:
         """As `Gradients`."""
         self._deposits.begin(microbatch)
 
-    def end(self, microbatch: int, like: Sequence[torch.Tensor]) -> None:
-        """Takes the gradients of a micro-batch.
+    def end(self, microbatch: int) -> None:
+        """Takes the gradients of a micro-batch; a use without one has one of zeros.
 
         Args:
             microbatch: its number among this rank's.
-            like: for each use a tensor of its gradient's shape; a use without a gradient has one of zeros.
         """
-        for use, sums, shape in zip(self.uses, self._sums, like, strict=True):
+        for use, sums in zip(self.uses, self._sums, strict=True):
             grad = use.take(microbatch)
-            sums.put(microbatch, torch.zeros_like(shape) if grad is None else grad)
+            # A sharded parameter has the shape of the whole, as its gradient has here.
+            sums.put(microbatch, torch.zeros(use.param.shape, device=use.param.device) if grad is None else grad)
 
     def take(self, index: int) -> list[torch.Tensor]:
         """The sums of this rank's nodes of a use, in the order of `nodes`; they are forgotten here."""

@@ -11,15 +11,26 @@ from torch.distributed.fsdp import FSDPModule
 
 from drumline.parallel.exact.collect import Collected
 from drumline.parallel.exact.deposits import Deposits, apart
+from drumline.parallel.exact.experts import ExactExperts
 from drumline.parallel.exact.replicated import ExactReplicated
+from drumline.parallel.exact.senders import FromSenders
 from drumline.parallel.exact.sharded import ExactSharded, GatheredGradients
 from drumline.parallel.exact.use import Use, take_grad
-from drumline.parallel.gradients import Gradients
+from drumline.parallel.gradients import Gradients, Several
 from drumline.parallel.mesh import Mesh
-from drumline.parallel.place import DATA_AXES, Place, Places
+from drumline.parallel.place import Place, Places
 from drumline.recipe.lanes import Lanes
 
+DATA, EXPERT_DATA = ("dp", "fsdp"), ("dp", "efsdp")
+"""The axes along which ranks see different data: operators have summed over those that share a sequence."""
+
 EMBEDDING, SECOND_USE = "embedding.weight", "embedding.weight@output"
+
+
+def make_exact_groups(mesh: Mesh) -> None:
+    """Makes the groups that gradients are summed over. All ranks of the world must call it."""
+    for axes in (DATA, ("dp",), EXPERT_DATA):
+        mesh.group(*axes)
 
 
 def own_exact_gradients(
@@ -37,25 +48,66 @@ def own_exact_gradients(
     Returns:
         The gradients.
     """
-    data_group, replica_group = mesh.group(*DATA_AXES), mesh.group("dp")
-    is_sharded = mesh.layout.fsdp > 1
-    gathered = GatheredGradients(model) if is_sharded else None
-    deposits, uses = Deposits(), list[Use]()
+    gathered = GatheredGradients(model) if mesh.layout.fsdp > 1 else None
+    deposits, uses, of_experts = Deposits(), list[Use](), list[Use]()
+    num_senders = mesh.layout.ep // mesh.layout.cp
+    per_sender = len(lanes.owned_by(0)) * lanes.num_microbatches
     for name, param in model.named_parameters():
-        if param.requires_grad:
-            take = partial(_take, param, gathered)
-            counts = _counts(places[name], mesh) and param not in apart_from
-            uses.append(Use(param, take, counts, adds=param in apart_from))
+        if not param.requires_grad:
+            continue
+        counts = _counts(places[name], mesh) and param not in apart_from
+        is_of_experts = "efsdp" in places[name].partial
+        take = partial(_take, param, gathered)
+        if is_of_experts and num_senders > 1:
+            take = partial(_take_of_sender, deposits, name, per_sender)
+        (of_experts if is_of_experts else uses).append(Use(param, take, counts, adds=param in apart_from))
     if _uses_embedding_twice(model):
         weight = dict(model.named_parameters())[EMBEDDING]
         _keep_output_apart(model, deposits)
         uses.append(Use(weight, partial(deposits.take, SECOND_USE), counts=False, adds=True))
-    collected = Collected(uses, deposits, lanes, mesh.data_rank)
-    if not is_sharded:
+    ways = [_way(model, mesh, Collected(uses, deposits, lanes, mesh.data_rank), DATA)]
+    if of_experts:
+        fewer = replace(lanes, data_degree=mesh.layout.dp * mesh.degree("efsdp"))
+        rank = mesh.coordinate("dp") * mesh.degree("efsdp") + mesh.coordinate("efsdp")
+        if num_senders == 1:
+            fewer, rank = lanes, mesh.data_rank
+        way = _way(model, mesh, Collected(of_experts, deposits, fewer, rank), EXPERT_DATA)
+        if num_senders > 1:
+            _put_down_apart(model, deposits, first_rank=rank * num_senders)
+            way = FromSenders(way, num_senders, per_sender)
+        ways.append(way)
+    return ways[0] if len(ways) == 1 else Several(ways)
+
+
+def _way(model: nn.Module, mesh: Mesh, collected: Collected, data_axes: tuple[str, ...]) -> Gradients:
+    """What sums gradients over the ranks with different data."""
+    data_group, replica_group = mesh.group(*data_axes), mesh.group("dp")
+    if mesh.layout.fsdp == 1:
         return ExactReplicated(collected, data_group)
     assert isinstance(model, FSDPModule)
-    assert data_group is not None
-    return ExactSharded(model, collected, data_group, replica_group, mesh.layout.fsdp)
+    if data_axes == EXPERT_DATA:
+        return ExactSharded(model, collected, data_group, replica_group, range(mesh.degree("efsdp")))
+    cp, place = mesh.layout.cp, mesh.coordinate("cp")
+    shards = range(place, mesh.layout.fsdp * cp, cp)
+    return ExactSharded(model, collected, data_group, replica_group, shards, num_shards=mesh.layout.fsdp * cp)
+
+
+def _take_of_sender(deposits: Deposits, name: str, per_sender: int, number: int) -> torch.Tensor | None:
+    """The gradient of a micro-batch, counted through all senders."""
+    sender, microbatch = divmod(number, per_sender)
+    return deposits.take(f"{name}@{sender}", microbatch)
+
+
+def _put_down_apart(model: nn.Module, deposits: Deposits, first_rank: int) -> None:
+    """Lets experts put gradients down by whose data they are of."""
+    for prefix, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, ExactExperts):
+            forward.put_down = partial(_put_down, deposits, prefix, first_rank)
+
+
+def _put_down(deposits: Deposits, prefix: str, first_rank: int, data_rank: int, name: str, grad: torch.Tensor) -> None:
+    deposits.put(f"{prefix}.{name}.weight@{data_rank - first_rank}", grad)
 
 
 def _take(param: nn.Parameter, gathered: GatheredGradients | None, microbatch: int) -> torch.Tensor | None:
@@ -66,7 +118,7 @@ def _counts(place: Place, mesh: Mesh) -> bool:
     """Whether this rank is among those that count a parameter: replicas of whole parameters share the counting out."""
     if mesh.layout.fsdp > 1:
         return place.is_first(mesh)
-    others = replace(place, copied=tuple(axis for axis in place.copied if axis not in DATA_AXES))
+    others = replace(place, copied=tuple(axis for axis in place.copied if axis not in (*DATA, *EXPERT_DATA)))
     return others.is_first(mesh)
 
 

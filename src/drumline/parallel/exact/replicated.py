@@ -41,7 +41,7 @@ class ExactReplicated:
 
     def end(self, microbatch: int) -> None:
         """Takes the gradients of a micro-batch."""
-        self._collected.end(microbatch, [use.param for use in self._collected.uses])
+        self._collected.end(microbatch)
 
     def zero_grad(self) -> None:
         """Drops the gradients."""

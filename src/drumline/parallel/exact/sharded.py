@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from drumline.comm import gather_pieces, tree_reduce_scatter
 from drumline.comm.tree_reduce import even_pieces
@@ -46,9 +46,10 @@ class ExactSharded:
     Args:
         model: that `shard` was applied to.
         collected: the lane sums of its uses; parameters are DTensors, gradients whole.
-        data_group: all ranks with different data, dp outermost.
+        data_group: all ranks with different data, dp outermost; None: this one alone.
         replica_group: the ranks that hold the same shard; None: this one alone.
-        num_shards: ranks that share parameters out.
+        shards: those that ranks of `data_group` have, one after the other; ranks that share a sequence have others.
+        num_shards: ranks that share parameters out; 0: as many as there are of `shards`.
         bucket_bytes: of whole gradient, that a bucket holds at least.
     """
 
@@ -56,18 +57,19 @@ class ExactSharded:
         self,
         model: FSDPModule,
         collected: Collected,
-        data_group: dist.ProcessGroup,
+        data_group: dist.ProcessGroup | None,
         replica_group: dist.ProcessGroup | None,
-        num_shards: int,
+        shards: range,
+        num_shards: int = 0,
         bucket_bytes: int = BUCKET_BYTES,
     ):
         self._model = model
         self._collected = collected
         self._data_group = data_group
         self._replica_group = replica_group
-        self._num_shards = num_shards
+        self._shards = shards
+        self._num_shards = num_shards or len(shards)
         self._buckets = into_buckets(collected.uses, bucket_bytes)
-        self._whole = [torch.empty(use.param.shape, device="meta") for use in collected.uses]
 
     def set_sync(self, sync: bool) -> None:
         """FSDP2 is told which backward is a step's last, and never to reduce."""
@@ -80,7 +82,7 @@ class ExactSharded:
 
     def end(self, microbatch: int) -> None:
         """Takes the gradients of a micro-batch from the gathered parameters."""
-        self._collected.end(microbatch, self._whole)
+        self._collected.end(microbatch)
 
     def zero_grad(self) -> None:
         """Drops the sharded gradients."""
@@ -114,17 +116,23 @@ class ExactSharded:
 
     def _summed(self, bucket: Sequence[int]) -> torch.Tensor:
         """This rank's shards of a bucket's parameters, one after the other."""
-        num_replicas = self._data_group.size() // self._num_shards
-        rank = dist.get_rank(self._data_group)
-        replica, shard = divmod(rank, self._num_shards)
-        sums = [self._collected.take(index) for index in bucket]
-        lengths = [sum(each.numel() for each in of_shard) for of_shard in self._cut(of_node[0] for of_node in sums)]
+        sums, params = (
+            [self._collected.take(index) for index in bucket],
+            [self._collected.uses[i].param for i in bucket],
+        )
+        if self._data_group is None:
+            ((of_shard,),) = (self._cut(of_node, params) for of_node in zip(*sums, strict=True))
+            return torch.cat([each.reshape(-1) for each in of_shard])
+        num_replicas = self._data_group.size() // len(self._shards)
+        replica, shard = divmod(dist.get_rank(self._data_group), len(self._shards))
+        firsts = [of_node[0] for of_node in sums]
+        lengths = [sum(each.numel() for each in of_shard) for of_shard in self._cut(firsts, params)]
         pieces = [even_pieces(length, num_replicas) for length in lengths]
         parts = []
         for of_node in zip(*sums, strict=True):
             by_shard = [
                 torch.cat([each.reshape(-1) for each in of_shard]).split(sizes)
-                for of_shard, sizes in zip(self._cut(of_node), pieces, strict=True)
+                for of_shard, sizes in zip(self._cut(of_node, params), pieces, strict=True)
             ]
             parts.append(torch.cat([each[at] for at in range(num_replicas) for each in by_shard]))
         sizes = [each[at] for at in range(num_replicas) for each in pieces]
@@ -137,15 +145,23 @@ class ExactSharded:
         gather_pieces(places, own, replica, self._replica_group)
         return found
 
-    def _cut(self, grads) -> list[list[torch.Tensor]]:
-        """For each shard, the rows that it has of each gradient, as FSDP2 cuts them."""
-        cut = [_chunks(grad, self._num_shards) for grad in grads]
-        return [[each[at] for each in cut] for at in range(self._num_shards)]
+    def _cut(self, grads: Sequence[torch.Tensor], params: Sequence[nn.Parameter]) -> list[list[torch.Tensor]]:
+        """For each shard, what it has of each gradient, as FSDP2 cuts them."""
+        cut = [_chunks(grad, self._num_shards, _dim_of(param)) for grad, param in zip(grads, params, strict=True)]
+        return [[each[at] for each in cut] for at in self._shards]
 
 
-def _chunks(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    chunks = list(tensor.chunk(count))
-    return chunks + [tensor[:0]] * (count - len(chunks))
+def _dim_of(param: nn.Parameter) -> int:
+    """The dim that FSDP2 cuts: the first, but of some experts the second."""
+    assert isinstance(param, DTensor)
+    placement = param.placements[-1]
+    assert isinstance(placement, Shard)
+    return placement.dim
+
+
+def _chunks(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
+    chunks = list(tensor.chunk(count, dim))
+    return chunks + [tensor.narrow(dim, 0, 0)] * (count - len(chunks))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from drumline.recipe.lanes import MOST_BY_DEFAULT, num_lanes
 from drumline.recipe.nearest import nearest
-from drumline.recipe.problem import Problem, override, problem
+from drumline.recipe.problem import Problem, problem
 from drumline.recipe.rules.machine import Machine
+from drumline.recipe.rules.pieces import PIECE_RULES
 from drumline.recipe.sections import Recipe
 
 
@@ -66,16 +67,6 @@ def every_rank_has_a_lane(recipe: Recipe, machine: Machine) -> Iterator[Problem]
         yield problem(recipe, "exact-lanes-even", key, rule, near)
 
 
-def products_are_whole(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
-    """Plain products are one sum each, whose bits change when ranks share it out."""
-    layout = recipe.layout
-    for axis, what in (("tp", "a matmul"), ("cp", "a sequence"), ("ep", "the experts")):
-        if getattr(layout, axis) > 1:
-            rule = f"shares out {what}, which exact mode computes whole with numerics.blocks = {recipe.numerics.blocks}"
-            remedy = override(f"layout.{axis}", 1)
-            yield problem(recipe, "exact-products", f"layout.{axis}", rule, [1], remedy)
-
-
 def only_what_keeps_bits(recipe: Recipe, machine: Machine) -> Iterator[Problem]:
     """What was not shown to keep its bits is refused."""
     device = recipe.run.device if recipe.run.device != "auto" else machine.device
@@ -112,7 +103,7 @@ EXACT_RULES = tuple(
         lanes_are_a_power_of_two,
         lanes_hold_whole_micro_batches,
         every_rank_has_a_lane,
-        products_are_whole,
         only_what_keeps_bits,
+        *PIECE_RULES,
     )
 )

@@ -1,0 +1,153 @@
+"""Holds layouts in exact mode against one rank, bit for bit: ten steps, everything that a step makes.
+
+Losses and norms of each step, what modules give in the first, all gradients and all weights after each step.
+"""
+
+import functools
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline.capture.keys import in_order, split_key
+from drumline.capture.parts import Joined, same_bits
+from drumline.comm.forked import ForkedRanks
+from drumline.numerics import kernels
+from drumline.recipe import digest
+from drumline.recipe.sections import Recipe
+from drumline.verify.candidate import record_rank
+from drumline.verify.run import PAUSE_S, TIMEOUT_S, Case, read_ranks
+
+NUM_STEPS = 10
+
+
+@dataclass(frozen=True)
+class ExactResult:
+    """What became of a case.
+
+    Attributes:
+        case: the case.
+        num_compared: tensors and scalars that were held against one rank's.
+        num_different: those of them with other bits.
+        first: the first of these, in the order in which a step makes them, `step/kind/name`; empty: none.
+        why: how it differs, in words.
+        failure: what the first rank that failed said; empty: none did.
+        seconds: that its ranks ran.
+    """
+
+    case: Case
+    num_compared: int
+    num_different: int
+    first: str
+    why: str
+    failure: str
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every bit is that of one rank."""
+        return not self.failure and not self.num_different and self.num_compared > 0
+
+
+def compare(found: Joined, one: Joined) -> tuple[int, str, str]:
+    """Holds what a layout recorded against what one rank did.
+
+    Args:
+        found: joined over the ranks.
+        one: of one rank.
+
+    Returns:
+        How many differ; the first, and how; both empty where none does.
+    """
+    unequal, missing = set(found.unequal), set(found.missing)
+    wrong: dict[str, str] = {}
+    for name in in_order({**one.tensors, **found.tensors}):
+        mine, theirs = found.tensors.get(name), one.tensors.get(name)
+        if mine is None or theirs is None or name in missing:
+            wrong[name] = "no rank holds all of it" if theirs is not None else "one rank has no such tensor"
+        elif name in unequal:
+            wrong[name] = "ranks that hold the same elements of it differ in their bits"
+        elif not same_bits(mine, theirs):
+            if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+                wrong[name] = "has another shape or dtype"
+            elif mine.ndim == 0:
+                wrong[name] = f"is {float(mine).hex()}, and {float(theirs).hex()} on one rank"
+            else:
+                share = (mine != theirs).double().mean()
+                wrong[name] = f"differs in {share:.2%} of its elements, by {(mine - theirs).abs().max():.1e} at most"
+    first = next(iter(wrong), "")
+    return len(wrong), first, wrong.get(first, "")
+
+
+def words(first: str) -> str:
+    """A key for a reader: `step 3, gradient of layers.0.mlp.up_proj.weight`."""
+    step, kind, name = split_key(first)
+    return f"step {step}, {kind}" + (f" of {name}" if name else "")
+
+
+def verify_exact(cases: Sequence[Case], *, max_ranks: int, num_steps: int = NUM_STEPS) -> Iterator[ExactResult]:
+    """Verifies cases, one after another; what one rank computes is computed once for each model and precision.
+
+    The process must have computed with one thread only so far: ranks are forked from it.
+
+    Args:
+        cases: in exact mode.
+        max_ranks: ranks that run at a time; a layout of more runs alone.
+        num_steps: to train.
+
+    Yields:
+        A result a case, as they come.
+
+    Raises:
+        RuntimeError: one rank could not compute what it is held against.
+    """
+    kernels.available()  # built here once, not by every rank at a time
+    with tempfile.TemporaryDirectory(prefix="drumline-verify-") as name:
+        truths: dict[str, Joined] = {}
+        waiting, running = list(enumerate(cases)), list[_Running]()
+        try:
+            while waiting or running:
+                while waiting and _fits(waiting[0][1], running, max_ranks):
+                    index, case = waiting.pop(0)
+                    if digest(case.recipe) not in truths:
+                        truths[digest(case.recipe)] = _on_one_rank(case, Path(name) / f"one-{index}", num_steps)
+                    running.append(_Running(case, Path(name) / str(index), num_steps))
+                time.sleep(PAUSE_S)
+                ended = [one for one in running if one.ranks.poll()]
+                running = [one for one in running if one not in ended]
+                for one in ended:
+                    yield one.result(truths[digest(one.case.recipe)])
+        finally:
+            for one in running:
+                one.ranks.kill()
+
+
+def _on_one_rank(case: Case, folder: Path, num_steps: int) -> Joined:
+    tree = case.recipe.model_dump()
+    tree["layout"] = {}
+    tree["memory"] |= {"activation_checkpointing": "none"}
+    one = _Running(Case("dp1", case.model, Recipe.model_validate(tree)), folder, num_steps)
+    failures = one.ranks.wait()
+    if failures:
+        raise RuntimeError(f"one rank failed: {failures[0].strip().splitlines()[-1]}\n{failures[0]}")
+    return read_ranks(folder)
+
+
+class _Running:
+    def __init__(self, case: Case, folder: Path, num_steps: int):
+        folder.mkdir()
+        self.case, self.folder, self._began = case, folder, time.monotonic()
+        body = functools.partial(record_rank, case.recipe, folder, num_steps)
+        self.ranks = ForkedRanks(case.recipe.layout.num_ranks, body, TIMEOUT_S, log_dir=folder)
+
+    def result(self, one: Joined) -> ExactResult:
+        seconds = time.monotonic() - self._began
+        if self.ranks.failures:
+            return ExactResult(self.case, 0, 0, "", "", self.ranks.failures[0], seconds)
+        return ExactResult(self.case, len(one.tensors), *compare(read_ranks(self.folder), one), "", seconds)
+
+
+def _fits(case: Case, running: Sequence[_Running], max_ranks: int) -> bool:
+    busy = sum(one.ranks.num_ranks for one in running)
+    return not running or busy + case.recipe.layout.num_ranks <= max_ranks
