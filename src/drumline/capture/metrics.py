@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from drumline.capture.parts import bits_of, same_bits
 
-_PIECE = 1 << 18
+_PIECE = 1 << 15
 _SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -36,6 +36,7 @@ class Parts:
         self.parts: list[Part] = []
         self._level, self._only = level, tuple(only)
         self._starts: dict[tuple, torch.Tensor] = {}
+        self._empty: dict[tuple, torch.Tensor] = {}
 
     def add(
         self,
@@ -55,8 +56,10 @@ class Parts:
             return
         starts_R = self._starts_of(shape, offsets, tuple(tensor.shape), rows_N)
         found = digest(tensor, starts_R, with_statistics=self._level == STATS)
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        self.parts.append(Part(key, shape, empty, offsets, rows_N, microbatch, found))
+        like = tensor.shape, tensor.dtype
+        if like not in self._empty:
+            self._empty[like] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        self.parts.append(Part(key, shape, self._empty[like], offsets, rows_N, microbatch, found))
 
     def take(self) -> list[Part]:
         """Gives what was kept, and keeps it no longer."""

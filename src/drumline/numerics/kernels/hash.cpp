@@ -13,7 +13,8 @@ template <class Bits>
 uint64_t hash_run(const Bits* x, int64_t count, uint64_t first) {
   uint64_t sum = 0, at = first * G;
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t z = static_cast<uint64_t>(x[i]) ^ (at + static_cast<uint64_t>(i) * G);
+    uint64_t z = static_cast<uint64_t>(x[i]) ^ at;
+    at += G;
     z ^= z >> 32;
     z *= M;
     sum += z ^ (z >> 29);
