@@ -90,8 +90,8 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         (tokens,) = ctx.saved_tensors
         grad = grad_outputs[0]
-        rows = _embedding_backward(grad.reshape(-1, grad.shape[-1]), tokens.reshape(-1), ctx.num_rows)
-        return None, rows.to(ctx.dtype), None
+        flat = grad.reshape(tokens.numel(), grad.shape[-1])
+        return None, _embedding_backward(flat, tokens.reshape(-1), ctx.num_rows, ctx.dtype), None
 
 
 def _run_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,13 @@ def _run_swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor
     return grad_gate.contiguous(), grad_up.contiguous()
 
 
-def _run_embedding_backward(grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
+def _run_embedding_backward(grad: Tensor, tokens: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
+    if dtype != plain.wide(grad).dtype:  # only the rows that tokens name are summed in fp32 and rounded
+        present, place = tokens.unique(return_inverse=True)
+        sums = _run_embedding_backward(grad, place, len(present), plain.wide(grad).dtype)
+        out = torch.zeros((num_rows, grad.shape[-1]), dtype=dtype, device=grad.device)
+        out[present] = sums.to(dtype)
+        return out
     built = library(rows, grad)
     if built is None:
         return plain.embedding_backward(grad, tokens, num_rows)
@@ -150,7 +156,7 @@ _swiglu_backward = operator(
     lambda grad, gate, up: (like(gate), like(up)),
 )
 _embedding_backward = operator(
-    "invariant_embedding_backward(Tensor grad, Tensor tokens, int num_rows) -> Tensor",
+    "invariant_embedding_backward(Tensor grad, Tensor tokens, int num_rows, ScalarType dtype) -> Tensor",
     _run_embedding_backward,
-    lambda grad, tokens, num_rows: as_wide(grad, (num_rows, grad.shape[-1])),
+    lambda grad, tokens, num_rows, dtype: grad.new_empty((num_rows, grad.shape[-1]), dtype=dtype),
 )

@@ -132,13 +132,13 @@ void sum_columns(const Element* x, float* y, long outer, long rows, long width, 
   });
 }
 
+// grad_weight is zero before.
 template <class Element>
-void embedding_backward(const Element* grad, const int64_t* tokens, float* grad_weight, long num_tokens, long vocabulary,
-                        long width, int threads) {
+void embedding_backward(const Element* grad, const int64_t* tokens, float* grad_weight, long num_tokens, long width,
+                        int threads) {
   const long slices = (width + COLUMNS - 1) / COLUMNS;
   parallel_for(threads, slices, [=](long slice, int) {
     const long first = slice * COLUMNS, n = width - first < COLUMNS ? width - first : COLUMNS;
-    for (long v = 0; v < vocabulary; ++v) std::memset(grad_weight + v * width + first, 0, sizeof(float) * n);
     for (long t = 0; t < num_tokens; ++t) {
       float* row = grad_weight + tokens[t] * width + first;
       const Element* dy = grad + t * width + first;
@@ -182,6 +182,6 @@ extern "C" void drumline_sum_columns(const void* x, float* y, int64_t outer, int
 }
 
 extern "C" void drumline_embedding_backward(const void* grad, const int64_t* tokens, float* grad_weight, int64_t num_tokens,
-                                            int64_t vocabulary, int64_t width, int is_bf16, int threads) {
-  BY_ELEMENT(is_bf16, embedding_backward(static_cast<const E*>(grad), tokens, grad_weight, num_tokens, vocabulary, width, threads))
+                                            int64_t width, int is_bf16, int threads) {
+  BY_ELEMENT(is_bf16, embedding_backward(static_cast<const E*>(grad), tokens, grad_weight, num_tokens, width, threads))
 }

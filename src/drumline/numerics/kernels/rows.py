@@ -51,10 +51,11 @@ def sum_columns(library: ctypes.CDLL, x: Tensor) -> Tensor:
 
 def embedding_backward(library: ctypes.CDLL, grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
     """The fp32 gradient [num_rows, D] of an embedding: each row's tokens are added in their order. grad is [N, D]."""
+    # Zeros from the system are free until they are touched, and most rows never are.
     grad, tokens = grad.contiguous(), tokens.contiguous()
     width = grad.shape[-1]
-    out = torch.empty((num_rows, width), dtype=torch.float32)
-    sizes = (ctypes.c_int64(n) for n in (tokens.numel(), num_rows, width))
+    out = torch.zeros((num_rows, width), dtype=torch.float32)
+    sizes = (ctypes.c_int64(n) for n in (tokens.numel(), width))
     library.drumline_embedding_backward(*pointers(grad, tokens, out), *sizes, *mode(grad))
     return out
 
