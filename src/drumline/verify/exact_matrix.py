@@ -38,7 +38,10 @@ _PIPELINES = (
 )
 _RECOMPUTED = "dp1 full, dp1 selective, dp1 every_n, fsdp2 full, fsdp2 selective, pp2 full, pp2 selective"
 _TOGETHER = "fsdp2.pp2, dp2.pp2, dp2.fsdp2.pp2, fsdp2.pp2 zb-h1, dp2.pp2 zbv full"
-_TENSOR = "tp2, tp2 no-sp, tp4, tp4 no-sp, dp2.tp2, fsdp2.tp2, tp2.pp2, dp2.tp2.pp2, fsdp2.tp2.pp2 zb-h1, tp2 full"
+_TENSOR = (
+    "tp2, tp2 no-sp, tp4, tp4 no-sp, dp2.tp2, fsdp2.tp2, dp2.fsdp2.tp2, tp2.pp2, dp2.tp2.pp2, fsdp2.tp2.pp2 zb-h1, "
+    "tp2 full"
+)
 _CONTEXT = "cp2, cp2 gather, cp2 ulysses, cp4, cp4 ring_ulysses, dp2.cp2, fsdp2.cp2, cp2.tp2, dp2.cp2.tp2, cp2.pp2"
 _EXPERTS = (
     "tp2, cp2, fsdp2.ep2, fsdp4.ep4, fsdp4.ep2, dp2.fsdp2.ep2, cp2.ep2, fsdp2.cp2.ep4, fsdp2.ep2.tp2, fsdp2.ep2.pp2"

@@ -10,6 +10,7 @@ bf16 parameter would be rounded to bf16 where one device keeps it in fp32.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,8 @@ class ExactSharded:
         self._replica_group = replica_group
         self._shards = shards
         self._num_shards = num_shards or len(shards)
-        self._buckets = into_buckets(collected.uses, bucket_bytes)
+        # Not by who counts, on which the ranks of a group do not agree, and which is asked of each use alone.
+        self._buckets = into_buckets([replace(use, counts=True) for use in collected.uses], bucket_bytes)
 
     def set_sync(self, sync: bool) -> None:
         """FSDP2 is told which backward is a step's last, and never to reduce."""
