@@ -30,7 +30,7 @@ RUNNABLE = tuple("drumline python for cat ls head tail cp mv rm mkdir printf ech
 _FENCE = re.compile(
     r"(?:<!-- docs:(?P<options>[^\n]*?)-->\n)?```(?P<kind>console|bash)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
-_NUMBER = re.compile(r"\d[\d,]*(\.\d+)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"0x[01]\.[0-9a-f]+p[+-]\d+|\d[\d,]*(\.\d+)?([eE][+-]?\d+)?")
 _MACHINE = re.compile(r"(?<=attention: )[^,\n]+")
 # The tensor with the worst ratio, in a table of `drumline verify` or `drumline numerics gate`: rounding has a say in
 # it. The first that is wrong is told below the table.
