@@ -246,7 +246,7 @@ CASES = [
         {},
         ("1f1b",),
     ),
-    ("exact-mla", "model.mla", [*PIECES, *MLA], {}, ("none",)),
+    ("exact-mla", "model.mla", [*PIECES, *MLA], {}, ()),  # its family has latent attention
     ("exact-attention", "model.attention", [*PIECES, "model.attention=sdpa"], {}, ("auto",)),
     ("exact-capacity", "model.moe.capacity_factor", [*PIECES, *MOE, "model.moe.capacity_factor=1.5"], {}, (0.0,)),
     ("exact-tp-async", "layout.tp_async", [*PIECES, "layout.tp=2", "layout.tp_async=true"], {}, (False,)),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from drumline.recipe.keys import is_within
 from drumline.recipe.problem import ABSENT
 from drumline.recipe.sections import Recipe
 
@@ -81,9 +82,14 @@ def flat(recipe: Recipe | dict[str, Any]) -> dict[str, Any]:
         recipe: the recipe, or its JSON values as another version of drumline may have written them.
 
     Returns:
-        Dotted key -> value; an element of a list is named by its number.
+        Dotted key -> value; an element of a list is named by its number. Keys that are younger than the values are
+        there with what the values said without them.
     """
-    return dict(_flatten(recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe, ""))
+    if isinstance(recipe, Recipe):
+        return dict(_flatten(recipe.model_dump(mode="json"), ""))
+    found = dict(_flatten(recipe, ""))
+    younger = {key: old for key, old in ADDED_LATER.items() if not any(is_within(name, key) for name in found)}
+    return found | younger
 
 
 def _flatten(value: Any, key: str) -> Iterator[tuple[str, Any]]:

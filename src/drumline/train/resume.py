@@ -5,7 +5,6 @@ change, and a run may be made longer or shorter.
 from typing import Any
 
 from drumline.recipe import ABSENT, DrumlineError, Recipe, flat, is_maths
-from drumline.recipe.canonical import ADDED_LATER
 
 
 class AnotherRunError(DrumlineError):
@@ -23,7 +22,6 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[tuple[str, Any, 
         (key, value there, value here).
     """
     there, here = flat(before), flat(recipe)
-    there |= {key: old for key, old in ADDED_LATER.items() if not any(name.startswith(key) for name in there)}
     changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key, ABSENT) != here.get(key, ABSENT)]
     return [
         (key, there.get(key, ABSENT), here.get(key, ABSENT))
