@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DRUMLINE := $(BIN)/drumline
+BASELINE := tests/baselines/llama3-debug
 
 # Spinning OpenMP threads slow down ranks that share a core; one thread a rank is what the forked tests assume.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: help quickstart install test test-slow test-all check format docs bench clean
+.PHONY: help quickstart install test test-slow test-all gate check format docs bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +39,12 @@ test-slow: install  ## Run the long matrix
 test-all: install  ## Run every test
 	$(TEST_ENV) $(BIN)/python -m pytest
 
+gate: install  ## Hold what this code computes against the stored baseline
+	rm -rf build/gate
+	$(TEST_ENV) $(DRUMLINE) numerics capture $(BASELINE)/recipe.json --steps 1,2 --out build/gate/fp32
+	$(TEST_ENV) $(DRUMLINE) numerics capture $(BASELINE)/recipe.json layout=fsdp2.tp2 precision.compute=bf16 --steps 1,2 --out build/gate/bf16
+	$(DRUMLINE) numerics gate build/gate/fp32 build/gate/bf16 --against $(BASELINE) --junit build/gate/gate.xml
+
 check: install  ## Lint, format, types, layers, docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,7 +60,7 @@ docs: install  ## Run the documentation's commands and write their output into i
 	$(TEST_ENV) $(BIN)/python -m tests.docs.regenerate
 
 bench: install  ## Run every benchmark in its quick form
-	set -e; for script in benchmarks/*.py; do $(BIN)/python $$script --quick; done
+	status=0; for script in benchmarks/*.py; do $(BIN)/python $$script --quick || status=1; done; exit $$status
 
 clean:  ## Remove the environment and the runs
 	rm -rf $(VENV) runs

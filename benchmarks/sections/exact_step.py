@@ -23,7 +23,8 @@ from drumline.train.scalars import make_reduce_scalars
 from drumline.train.step import train_step
 from sections.section import Section, on_ranks
 
-RANKS, MICROBATCHES, BAR = 2, 2, 0.85
+RANKS, MICROBATCHES = 2, 2
+BAR = 1 / 1.15
 SHAPE = {False: (12, 512, 51200, 7), True: (1, 512, 4096, 3)}  # layers, tokens of a micro-batch, vocabulary, rounds
 LAYOUTS = ("dp2", "fsdp2")
 PRECISION = "fp32"

@@ -24,11 +24,11 @@ TOKENS = {False: 2048, True: 512}
 ROUNDS = {False: 15, True: 5}
 EXACT = "numerics.mode=exact"
 CONTESTANTS = {
-    "default": ("optimizer.implementation=foreach",),
+    "default": (),
     "2 blocks": (EXACT, "numerics.blocks=2"),
     "4 blocks": (EXACT, "numerics.blocks=4"),
 }
-BARS = {"2 blocks": 0.4, "4 blocks": 0.2}
+BARS = {"2 blocks": 1 / 1.3, "4 blocks": 1 / 1.3}
 DTYPES = ("fp32", "bf16")
 MODEL = (
     "model.dim=768",

@@ -12,7 +12,7 @@ from harness import Bar, alternate, median_of, paired_ratio
 from drumline.comm import Owners, tree_all_reduce
 from sections.section import Section, on_ranks
 
-RANKS, BAR = 4, 0.9
+RANKS, BAR = 4, 1 / 1.25
 MIB = {False: (8, 32, 128), True: (32,)}
 ROUNDS = {False: 15, True: 7}
 
