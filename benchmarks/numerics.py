@@ -16,8 +16,8 @@ diff         two captures of 1 GiB each, of which every element differs, compare
     python benchmarks/numerics.py [--quick] [--json] [--only exact_step,...]
 """
 
-from harness import finish, parser, say
 from sections import exact_step, exact_tp, invariance, numerics_capture, numerics_diff, tree_reduce
+from sections.section import run_sections
 
 SECTIONS = {
     "exact_step": exact_step.measure,
@@ -29,19 +29,5 @@ SECTIONS = {
 }
 
 
-def main() -> int:
-    options = parser(__doc__)
-    options.add_argument("--only", default=",".join(SECTIONS), help="sections, by name")
-    o = options.parse_args()
-    bars, details, tables = [], {}, []
-    for name in o.only.split(","):
-        say(f"section {name}")
-        section = SECTIONS[name](o.quick)
-        bars += section.bars
-        details[name] = section.details
-        tables.append(section.table)
-    return finish(bars, {"sections": details}, "\n".join(tables), o.json)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_sections(__doc__, SECTIONS))

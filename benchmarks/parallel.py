@@ -10,8 +10,8 @@
     python benchmarks/parallel.py [--quick] [--json] [--only a,...]
 """
 
-from harness import finish, parser, say
 from sections import async_tensor, pipeline_bubble, ring_attention, sequence_memory
+from sections.section import run_sections
 
 SECTIONS = {
     "a": ring_attention.measure,
@@ -21,19 +21,5 @@ SECTIONS = {
 }
 
 
-def main() -> int:
-    options = parser(__doc__)
-    options.add_argument("--only", default=",".join(SECTIONS), help="sections, by letter")
-    o = options.parse_args()
-    bars, details, tables = [], {}, []
-    for letter in o.only.split(","):
-        say(f"section {letter}")
-        section = SECTIONS[letter](o.quick)
-        bars += section.bars
-        details[letter] = section.details
-        tables.append(section.table)
-    return finish(bars, {"sections": details}, "\n".join(tables), o.json)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_sections(__doc__, SECTIONS))

@@ -24,7 +24,7 @@ from drumline.parallel import build_mesh, holder
 from drumline.parallel.tensor import chunks, collectives, tokens
 from drumline.recipe import load
 from drumline.train.assemble import Assembled, assemble
-from sections.section import Section, on_ranks
+from sections.section import Section, on_ranks, timed_together
 
 RANKS, LINK_SHARE = 2, 0.5
 TOKENS = {False: 1024, True: 512}
@@ -70,7 +70,7 @@ def run(num_tokens: int, num_rounds: int) -> dict[str, object]:
     first = {name: body() for name, body in bodies.items()}
     if abs(first["plain"] - first["async"]) > 1e-3 * abs(first["plain"]):
         raise SystemExit(f"losses differ, {first}: not the same step")
-    contestants = {name: partial(_timed, body) for name, body in bodies.items()}
+    contestants = {name: partial(timed_together, body) for name, body in bodies.items()}
     rounds = {"gloo": alternate(contestants, num_rounds)}
     link = _Link(float("inf"))
     busy = time.process_time()
@@ -96,14 +96,6 @@ def _step(made: Assembled, batch: Batch) -> float:
     made.gradients.finish()
     made.optimizer.step()
     return float(loss.sum())
-
-
-def _timed(body: Callable[[], object]) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    body()
-    dist.barrier()
-    return time.perf_counter() - start
 
 
 class _Link:

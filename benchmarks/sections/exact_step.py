@@ -4,7 +4,6 @@ Both train the same model on the same tokens from the same weights, two micro-ba
 The default step overlaps its reduction with the backward and takes torch's fused AdamW; the exact one does neither.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,7 +20,7 @@ from drumline.recipe.sections import Recipe
 from drumline.train.assemble import Assembled, assemble
 from drumline.train.scalars import make_reduce_scalars
 from drumline.train.step import train_step
-from sections.section import Section, on_ranks
+from sections.section import Section, on_ranks, timed_together
 
 RANKS, MICROBATCHES = 2, 2
 BAR = 1 / 1.15
@@ -49,7 +48,7 @@ def run(layout: str, num_layers: int, num_tokens: int, vocab_size: int, num_roun
     losses = {mode: [body(), body()] for mode, body in bodies.items()}  # also brings optimizer states into being
     if abs(losses["default"][1] - losses["exact"][1]) > 1e-3 * abs(losses["exact"][1]):
         raise SystemExit(f"losses differ, {losses}: not the same step")
-    return alternate({mode: partial(_timed, body) for mode, body in bodies.items()}, num_rounds)
+    return alternate({mode: partial(timed_together, body) for mode, body in bodies.items()}, num_rounds)
 
 
 def _stepper(layout: str, mode: str, num_layers: int, num_tokens: int, vocab_size: int) -> Callable[[], float]:
@@ -97,11 +96,3 @@ def _batch(recipe: Recipe, number: int) -> Batch:
     draw, size = torch.Generator().manual_seed(number), recipe.data.seq_len
     tokens = torch.randint(recipe.model.vocab_size, (1, size + 1), generator=draw)
     return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(1, size, dtype=torch.int32))
-
-
-def _timed(body: Callable[[], object]) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    body()
-    dist.barrier()
-    return time.perf_counter() - start

@@ -4,8 +4,6 @@ Two layers of the shapes of a model of 125 million parameters: where the step is
 parameters are in it. More blocks than ranks cost more calls of smaller products and buy layouts of more ranks.
 """
 
-import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,7 +15,7 @@ from drumline.data import Batch
 from drumline.parallel import build_mesh, holder
 from drumline.recipe import load
 from drumline.train.assemble import Assembled, assemble
-from sections.section import Section, on_ranks
+from sections.section import Section, on_ranks, timed_together
 
 RANKS = 2
 TOKENS = {False: 2048, True: 512}
@@ -72,7 +70,9 @@ def run(num_tokens: int, num_rounds: int) -> dict[str, object]:
         losses = {name: step() for name, step in contestants.items()}
         if max(losses.values()) - min(losses.values()) > 1e-2 * abs(losses["default"]):
             raise SystemExit(f"losses differ, {losses}: not the same step")
-        found[dtype] = alternate({name: partial(_timed, step) for name, step in contestants.items()}, num_rounds)
+        found[dtype] = alternate(
+            {name: partial(timed_together, step) for name, step in contestants.items()}, num_rounds
+        )
     return found
 
 
@@ -88,11 +88,3 @@ def _step(made: Assembled, batch: Batch) -> float:
     made.gradients.finish()
     made.optimizer.step()
     return float(losses.sum())
-
-
-def _timed(body: Callable[[], object]) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    body()
-    dist.barrier()
-    return time.perf_counter() - start

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from harness import Bar
+from harness import Bar, finish, parser, say
 
 TIMEOUT_S = 600
 
@@ -24,6 +25,42 @@ class Section:
     bars: Sequence[Bar]
     details: Mapping[str, object]
     table: str
+
+
+def run_sections(doc: str | None, sections: Mapping[str, Callable[[bool], Section]]) -> int:
+    """The body of a benchmark that is made of sections.
+
+    Args:
+        doc: what `--help` says of it.
+        sections: by name; called with whether the run is to be quick.
+
+    Returns:
+        The exit code: 0 where all bars hold, else 1.
+    """
+    options = parser(doc)
+    options.add_argument("--only", default=",".join(sections), help="sections, by name")
+    o = options.parse_args()
+    wanted = o.only.split(",")
+    unknown = [name for name in wanted if name not in sections]
+    if unknown:
+        options.error(f"no section {', '.join(unknown)}; there are {', '.join(sections)}")
+    bars, details, tables = [], {}, []
+    for name in wanted:
+        say(f"section {name}")
+        section = sections[name](o.quick)
+        bars += section.bars
+        details[name] = section.details
+        tables.append(section.table)
+    return finish(bars, {"sections": details}, "\n".join(tables), o.json)
+
+
+def timed_together(body: Callable[[], object]) -> float:
+    """Seconds that all ranks take for a call, which they begin together."""
+    dist.barrier()
+    start = time.perf_counter()
+    body()
+    dist.barrier()
+    return time.perf_counter() - start
 
 
 def on_ranks(num_ranks: int, body: Callable[..., Any], *arguments: object) -> Any:

@@ -87,7 +87,9 @@ class ForkedRanks:
 
         A rank that dies makes its peers raise, for they lose their connection; a rank that raises kills no peer.
         """
-        told = {int(path.name.rsplit("-", 1)[1]): path.read_text() for path in sorted(self._folder.glob("failure-*"))}
+        texts = {path: path.read_text() for path in sorted(self._folder.glob("failure-*"))}
+        # A rank that was killed as it began to tell has said nothing.
+        told = {int(path.name.rsplit("-", 1)[1]): text for path, text in texts.items() if text}
         silent = [text for rank, text in self._endings.items() if rank not in told]
         return [*silent, *told.values(), *self._killed]
 
