@@ -77,7 +77,7 @@ def built_by(monkeypatch, change):
     monkeypatch.setattr(
         assemble,
         "build_adamw",
-        lambda model, section, *rest: change(build_adamw(model, section, *rest), model, section),
+        lambda model, section, *rest, **options: change(build_adamw(model, section, *rest, **options), model, section),
     )
 
 
