@@ -110,8 +110,8 @@ def padding_counts_in_the_loss(patch):
 def key_heads_of_ranks_are_swapped(patch):
     real = plan.place_of
 
-    def swapped(shape, cut, mesh, *, shares_tokens):
-        place, local = real(shape, cut, mesh, shares_tokens=shares_tokens)
+    def swapped(shape, cut, mesh, **options):
+        place, local = real(shape, cut, mesh, **options)
         if shape == (32, 32) and cut.tp == 0:  # of key and value projections
             place = replace(place, offsets=(shape[0] - local[0] - place.offsets[0], 0))
         return place, local
