@@ -85,7 +85,8 @@ def after_five_steps(cut, implementation, exact):
     weights = torch.randn(1003, generator=draw)
     grads = [torch.randn(1003, generator=draw) * 10.0**-step for step in range(5)]
     pieces = nn.ParameterList([nn.Parameter(piece.clone()) for piece in weights.split(cut)])
-    optimizer = build_adamw(pieces, Optimizer(lr=0.01, implementation=implementation), exact=exact)
+    section = Optimizer(lr=0.01, implementation=implementation)
+    optimizer = build_adamw(pieces, section, whole_places(pieces), 0, exact=exact)
     for grad in grads:
         for piece, part in zip(pieces, grad.split(cut), strict=True):
             piece.grad = part.clone()
