@@ -2,6 +2,7 @@
 was never touched.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -11,7 +12,8 @@ import time
 import pytest
 from tests.train.runs import assert_same_bits, command, environment, steps, tensors, train, train_here
 
-STEPS = 30
+STEPS = 200
+NUM_KILLS = 20
 KEYS = (
     "numerics.mode=exact",
     "numerics.lanes=8",
@@ -19,6 +21,12 @@ KEYS = (
     f"run.steps={STEPS}",
     "checkpoint.every=1",
     "run.validation_batches=0",
+    # All that is random, packed or done beside the step.
+    "model.dropout=0.1",
+    "optimizer.state_dtype=bf16",
+    "data.num_workers=3",
+    "data.document_mask=true",
+    "checkpoint.asynchronous=true",
 )
 CHAIN = ("dp1", "fsdp4", "dp2", "dp4.fsdp2", "dp3")
 DEADLINE_S = 120.0
@@ -38,7 +46,8 @@ def kill_at_a_random_instant(run, layout, draw):
         while len(steps(run)) <= before and process.poll() is None:
             assert time.monotonic() < deadline, f"{layout} takes no step"
             time.sleep(0.005)
-        time.sleep(draw.uniform(0.0, 0.5))
+        time.sleep(draw.uniform(0.0, 0.4))
+        assert process.poll() is None, f"{layout} ended by itself"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -46,15 +55,15 @@ def kill_at_a_random_instant(run, layout, draw):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_killed_at_random_under_five_numbers_of_ranks_has_the_bits_of_one_rank(seed, tmp_path):
-    draw = random.Random(seed)
+@pytest.mark.timeout(1200)
+def test_a_run_killed_at_random_under_five_numbers_of_ranks_has_the_bits_of_one_rank(tmp_path):
+    draw = random.Random(0)
     whole, chained = tmp_path / "whole", tmp_path / "chained"
     train_here(whole, *KEYS)
-    for layout in CHAIN:
+    for layout, _ in zip(itertools.cycle(CHAIN), range(NUM_KILLS), strict=False):
         kill_at_a_random_instant(chained, layout, draw)
-    result = train(chained, *KEYS, "layout=dp3", timeout_s=DEADLINE_S)
+    assert len({row[0] for row in steps(chained)}) < STEPS
+    result = train(chained, *KEYS, "layout=dp3", timeout_s=3 * DEADLINE_S)
     assert result.returncode == 0, result.stderr
     last = {step: (loss, norm) for step, loss, norm in steps(chained)}
     assert last == {step: (loss, norm) for step, loss, norm in steps(whole)}
