@@ -1,20 +1,25 @@
 """`drumline verify`: proves that layouts compute what one device computes."""
 
-import shlex
 import sys
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drumline.cli.environment import calm_threads
 from drumline.cli.output import print_json, print_table
+from drumline.cli.verify_request import (
+    check_matrix,
+    print_skipped,
+    raise_failures,
+    recipe_and_layouts,
+    skipped,
+)
 from drumline.cli.watching import watched
-from drumline.recipe import CheckFailed, DrumlineError, Layout, Recipe, load
+from drumline.recipe import CheckFailed
 
 if TYPE_CHECKING:
-    from drumline.verify import Chosen, Refused, Result
+    from drumline.verify import Chosen, Result
 
 
 def verify(
@@ -80,59 +85,6 @@ def _choose(recipe: str | None, overrides: list[str], layouts: list[str], matrix
     return of_recipe(*recipe_and_layouts(recipe, overrides, layouts, only))
 
 
-def check_matrix(recipe: str | None, overrides: list[str], layouts: list[str], matrix: bool) -> None:
-    """Refuses a table together with a recipe, or neither.
-
-    Args:
-        recipe: as it was given.
-        overrides: as they were given.
-        layouts: as they were given.
-        matrix: the table is asked for.
-
-    Raises:
-        DrumlineError: says what to give.
-    """
-    if not matrix:
-        raise DrumlineError("give a recipe, or --matrix\n  try: drumline verify llama3-debug --layout dp2.cp2")
-    typed = [word for word in (recipe or "", *overrides) if "=" in word]
-    if typed:
-        raise DrumlineError(
-            f"--matrix has its own models and layouts, which {' '.join(typed)} would not change: "
-            "leave overrides out, or verify a recipe with them\n"
-            f"  try: drumline verify llama3-debug {shlex.join(typed)}"
-        )
-    if recipe or layouts:
-        raise DrumlineError("--matrix has its own models and layouts: give a recipe, or --matrix, not both")
-
-
-def recipe_and_layouts(
-    recipe: str, overrides: list[str], layouts: list[str], only: str
-) -> tuple[Recipe, list[tuple[str, Layout]], str]:
-    """What is asked for of a recipe.
-
-    Args:
-        recipe: its name.
-        overrides: of its keys.
-        layouts: to verify; none: the recipe's own.
-        only: a pattern for the table, which has no place here.
-
-    Returns:
-        The recipe, the layouts by name, and the recipe's name.
-
-    Raises:
-        DrumlineError: a key or a layout cannot be read.
-    """
-    if only:
-        raise DrumlineError("--only picks rows of the built-in table; it needs --matrix")
-    base = load(recipe, overrides, command="drumline verify")
-    others = [text for text in overrides if not text.startswith("layout=")]
-    named: dict[str, Layout] = {
-        text: load(recipe, [f"layout={text}", *others], command="drumline verify").layout for text in layouts
-    }
-    named = named or {str(base.layout): base.layout}
-    return base, list(named.items()), recipe
-
-
 def ranks_here() -> int:
     """Ranks that run at a time: four a core, since they mostly wait for one another."""
     from drumline.train.manifest import num_cores
@@ -160,8 +112,7 @@ def _print(chosen: "Chosen", results: list["Result"], seconds: float) -> None:
     columns = ("layout", "model", "precision", "ranks", "ok", "worst ratio", "at", "replicas", "seconds")
     if rows:
         print_table(columns, rows, numeric=("ranks", "worst ratio", "seconds"))
-    for reason, names in by_reason(chosen.refused).items():
-        sys.stdout.write(f"skipped {len(names)}: {reason}\n  {', '.join(names)}\n")
+    print_skipped(chosen.refused)
     for result in results:
         if result.verdict and result.verdict.flips:
             sys.stdout.write(f"{result.case.name}: {result.verdict.flips} choices of experts differ from fp64's\n")
@@ -169,27 +120,12 @@ def _print(chosen: "Chosen", results: list["Result"], seconds: float) -> None:
     sys.stdout.write(f"{good} of {len(results)} layouts compute what one device computes ({seconds:.0f} s)\n")
 
 
-def by_reason(refused: Iterable["Refused"]) -> dict[str, list[str]]:
-    """The names of layouts that are refused, by the first reason."""
-    found: dict[str, list[str]] = {}
-    for one in refused:
-        found.setdefault(reason_of(one), []).append(f"{one.model}/{one.name}")
-    return found
-
-
-def reason_of(refused: "Refused") -> str:
-    """The first reason, on one line."""
-    return str(refused.problems[0]).split("\n")[0]
-
-
 def _document(chosen: "Chosen", results: list["Result"], seconds: float) -> dict[str, Any]:
     from drumline.verify import LIMITS
 
     return {
         "layouts": [_entry(result) for result in results],
-        "skipped": [
-            {"layout": refused.name, "model": refused.model, "why": reason_of(refused)} for refused in chosen.refused
-        ],
+        "skipped": skipped(chosen.refused),
         "kept": list(chosen.kept),
         "limits": dict(LIMITS),
         "seconds": seconds,
@@ -197,6 +133,8 @@ def _document(chosen: "Chosen", results: list["Result"], seconds: float) -> dict
 
 
 def _entry(result: "Result") -> dict[str, Any]:
+    from drumline.comm.forked import in_one_line
+
     recipe, verdict = result.case.recipe, result.verdict
     return {
         "layout": result.case.name,
@@ -207,22 +145,15 @@ def _entry(result: "Result") -> dict[str, Any]:
         "worst_ratio": verdict.worst_ratio if verdict else None,
         "worst_key": verdict.worst_key if verdict else "",
         "first_wrong": verdict.first_wrong if verdict else "",
-        "why": verdict.why if verdict else _last_line(result),
+        "why": verdict.why if verdict else in_one_line(result.failure),
         "bitwise": verdict.bitwise if verdict else None,
         "flips": verdict.flips if verdict else None,
         "seconds": result.seconds,
     }
 
 
-def _last_line(result: "Result") -> str:
-    return result.failure.strip().splitlines()[-1]
-
-
 def _raise_what_is_wrong(results: list["Result"]) -> None:
-    failed = [result for result in results if result.verdict is None]
-    if failed:
-        names = ", ".join(f"{result.case.model}/{result.case.name}" for result in failed)
-        raise RuntimeError(f"ranks of {names} failed: {_last_line(failed[0])}\n{failed[0].failure}")
+    raise_failures(results)
     lines = [
         f"{result.case.model}/{result.case.name} ({result.case.recipe.precision.compute}): "
         f"{result.verdict.first_wrong} {result.verdict.why}"

@@ -5,7 +5,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drumline.cli.output import print_json, print_table
-from drumline.cli.verify import by_reason, check_matrix, reason_of, recipe_and_layouts
+from drumline.cli.verify_request import (
+    check_matrix,
+    print_skipped,
+    raise_failures,
+    recipe_and_layouts,
+    skipped,
+)
 from drumline.cli.watching import watched
 from drumline.recipe import CheckFailed
 
@@ -76,13 +82,14 @@ def _print(chosen: "Chosen", results: list["ExactResult"], seconds: float) -> No
     columns = ("layout", "model", "precision", "ranks", "same bits", "compared", "different", "seconds")
     if rows:
         print_table(columns, rows, numeric=("ranks", "compared", "different", "seconds"))
-    for reason, names in by_reason(chosen.refused).items():
-        sys.stdout.write(f"skipped {len(names)}: {reason}\n  {', '.join(names)}\n")
+    print_skipped(chosen.refused)
     good = sum(result.ok for result in results)
     sys.stdout.write(f"{good} of {len(results)} layouts have the bits of one rank ({seconds:.0f} s)\n")
 
 
 def _document(chosen: "Chosen", results: list["ExactResult"], seconds: float) -> dict[str, Any]:
+    from drumline.comm.forked import in_one_line
+
     return {
         "layouts": [
             {
@@ -94,26 +101,19 @@ def _document(chosen: "Chosen", results: list["ExactResult"], seconds: float) ->
                 "num_compared": result.num_compared,
                 "num_different": result.num_different,
                 "first_wrong": result.first,
-                "why": result.why or _last_line(result),
+                "why": result.why or (in_one_line(result.failure) if result.failure else ""),
                 "seconds": result.seconds,
             }
             for result in results
         ],
-        "skipped": [{"layout": one.name, "model": one.model, "why": reason_of(one)} for one in chosen.refused],
+        "skipped": skipped(chosen.refused),
         "kept": list(chosen.kept),
         "seconds": seconds,
     }
 
 
-def _last_line(result: "ExactResult") -> str:
-    return result.failure.strip().splitlines()[-1] if result.failure else ""
-
-
 def _raise_what_is_wrong(results: list["ExactResult"]) -> None:
-    failed = [result for result in results if result.failure]
-    if failed:
-        names = ", ".join(f"{result.case.model}/{result.case.name}" for result in failed)
-        raise RuntimeError(f"ranks of {names} failed: {_last_line(failed[0])}\n{failed[0].failure}")
+    raise_failures(results)
     from drumline.verify.exact import words
 
     lines = [

@@ -115,6 +115,12 @@ class ForkedRanks:
         self._pids.clear()
 
 
+def in_one_line(failure: str) -> str:
+    """The gist of a failure: what a traceback ends with, or how a rank ended that left none."""
+    lines = failure.strip().splitlines()
+    return lines[-1] if len(lines) > 1 and lines[1].startswith("Traceback") else lines[0]
+
+
 def _ending(rank: int, code: int) -> str:
     return (
         f"rank {rank} was ended by {signal.Signals(-code).name}" if code < 0 else f"rank {rank} ended with code {code}"

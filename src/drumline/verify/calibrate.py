@@ -20,7 +20,7 @@ from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, INIT, ROUTER, ROUTI
 from drumline.capture.ratio import error_of, error_ratio
 from drumline.capture.reading import Capture
 from drumline.comm import read_place
-from drumline.comm.forked import ForkedRanks
+from drumline.comm.forked import ForkedRanks, in_one_line
 from drumline.numerics import kernels
 from drumline.optimizers import learning_rate
 from drumline.recipe import Layout, Recipe, problems
@@ -183,7 +183,7 @@ def _run(num_ranks: int, body: Callable[[], None], name: str) -> None:
     with tempfile.TemporaryDirectory(prefix="drumline-logs-") as logs:
         failures = ForkedRanks(num_ranks, body, TIMEOUT_S, log_dir=Path(logs)).wait()
     if failures:
-        raise DrumlineError(f"{name} failed: {failures[0].strip().splitlines()[-1]}")
+        raise DrumlineError(f"{name} failed: {in_one_line(failures[0])}")
 
 
 def _errors(truth: dict[str, Any], scratch: Path, precision: str) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drumline.capture.keys import in_order, split_key
 from drumline.capture.parts import Joined, same_bits
-from drumline.comm.forked import ForkedRanks
+from drumline.comm.forked import ForkedRanks, in_one_line
 from drumline.numerics import kernels
 from drumline.recipe import digest
 from drumline.recipe.sections import Recipe
@@ -130,7 +130,7 @@ def _on_one_rank(case: Case, folder: Path, num_steps: int) -> Joined:
     one = _Running(Case("dp1", case.model, Recipe.model_validate(tree)), folder, num_steps)
     failures = one.ranks.wait()
     if failures:
-        raise RuntimeError(f"one rank failed: {failures[0].strip().splitlines()[-1]}\n{failures[0]}")
+        raise RuntimeError(f"one rank failed: {in_one_line(failures[0])}\n{failures[0]}")
     return read_ranks(folder)
 
 

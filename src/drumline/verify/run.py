@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drumline.capture.files import read
 from drumline.capture.parts import Joined, join
-from drumline.comm.forked import ForkedRanks
+from drumline.comm.forked import ForkedRanks, in_one_line
 from drumline.numerics import kernels
 from drumline.recipe.sections import Recipe
 from drumline.verify.candidate import record_rank
@@ -87,9 +87,7 @@ class References:
             folder.mkdir(parents=True)
             failures = ForkedRanks(1, functools.partial(write_reference, recipe, folder), TIMEOUT_S).wait()
             if failures:
-                raise RuntimeError(
-                    f"the reference on one device failed: {failures[0].strip().splitlines()[-1]}\n{failures[0]}"
-                )
+                raise RuntimeError(f"the reference on one device failed: {in_one_line(failures[0])}\n{failures[0]}")
             self._read[name] = read_reference(folder)
         return self._read[name]
 
