@@ -141,5 +141,5 @@ def test_the_report_is_replaced_whole_and_nothing_is_left_beside_it(run, tmp_pat
 
 
 def test_a_report_that_cannot_be_written_says_so(run, tmp_path):
-    with pytest.raises(ReportError, match=r"nowhere/out.html cannot be written: No such file.*--out"):
+    with pytest.raises(ReportError, match=r"nowhere/out.html cannot be written: No such file.*choose another file"):
         write_report([run], tmp_path / "nowhere" / "out.html")
