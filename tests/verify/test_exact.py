@@ -98,9 +98,12 @@ def test_a_mechanism_that_is_off_is_found_where_it_first_shows(mutant, row, at, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_every_row_has_the_bits_of_one_rank():
-    results = list(verify_exact(of_exact_table(EXACT_ROWS).cases, max_ranks=8))
-    assert len(results) == len(EXACT_ROWS)
+def test_rows_have_the_bits_of_one_rank():
+    # tests/train runs the layouts of these models in bf16, from the command to the commit.
+    in_training = [row for row in EXACT_ROWS if row.name.startswith(("dense", "moe-p")) and row.name.endswith("bf16")]
+    rows = [row for row in EXACT_ROWS if row not in in_training]
+    results = list(verify_exact(of_exact_table(rows).cases, max_ranks=8))
+    assert len(results) == len(rows) > 90
     wrong = {
         f"{one.case.model}/{one.case.name}": one.failure or f"{one.first} {one.why}" for one in results if not one.ok
     }
