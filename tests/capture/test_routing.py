@@ -143,3 +143,11 @@ def test_a_flip_between_equal_scores_is_told_and_what_follows_is_not_judged(base
     assert found.flips == ((choice, 1),)
     assert found.unjudged > 50
     assert {check.key for check in found.failed} == {logits}  # whose scores are wrong, and so explain the flip
+
+
+def test_choices_that_forcing_cannot_reach_are_refused(reference, tmp_path, capsys):
+    pieces = ("numerics.mode=exact", "numerics.blocks=2", "data.micro_batch=1", "data.global_batch=2")
+    words = ["numerics", "capture", "qwen3-moe-debug", *pieces, "--force-routing", str(reference.folder)]
+    assert main([*words, "--steps", "1", "--out", str(tmp_path / "f")]) == 2
+    assert "--force-routing cannot reach experts that compute in fixed pieces" in capsys.readouterr().err
+    assert not (tmp_path / "f").exists()
