@@ -102,12 +102,13 @@ def test_rows_have_the_bits_of_one_rank():
     # tests/train runs the layouts of these models in bf16, from the command to the commit.
     in_training = [row for row in EXACT_ROWS if row.name.startswith(("dense", "moe-p")) and row.name.endswith("bf16")]
     rows = [row for row in EXACT_ROWS if row not in in_training]
-    results = list(verify_exact(of_exact_table(rows).cases, max_ranks=8))
-    assert len(results) == len(rows) > 90
-    wrong = {
-        f"{one.case.model}/{one.case.name}": one.failure or f"{one.first} {one.why}" for one in results if not one.ok
-    }
-    assert not wrong
+    assert len(rows) > 90
+    # Small products are slow on a core, and two steps tell as much of them as ten do.
+    for in_pieces, num_steps in ((False, 10), (True, 2)):
+        cases = of_exact_table([row for row in rows if ("pieces" in row.name) == in_pieces]).cases
+        results = list(verify_exact(cases, max_ranks=8, num_steps=num_steps))
+        assert len(results) == len(cases)
+        assert not [(one.case.model, one.case.name, one.failure or one.first) for one in results if not one.ok]
 
 
 def test_every_row_can_run():
