@@ -99,7 +99,7 @@ def test_a_mechanism_that_is_off_is_found_where_it_first_shows(mutant, row, at, 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_rows_have_the_bits_of_one_rank():
-    # tests/train runs the layouts of these models in bf16, from the command to the commit.
+    # tests/train runs most layouts of these models in bf16, from the recipe to the commit.
     in_training = [row for row in EXACT_ROWS if row.name.startswith(("dense", "moe-p")) and row.name.endswith("bf16")]
     rows = [row for row in EXACT_ROWS if row not in in_training]
     assert len(rows) > 90
