@@ -12,11 +12,20 @@ def losses(folder):
 
 @pytest.mark.parametrize("layout", ["dp1", "dp2", "fsdp2"])
 def test_a_run_on_invariant_operators_agrees_with_an_ordinary_one(tmp_path, layout):
-    short = (f"layout={layout}", "run.steps=3", "memory.activation_checkpointing=full")
+    short = (
+        f"layout={layout}",
+        "run.steps=3",
+        "memory.activation_checkpointing=full",
+        "run.validation_batches=1",
+        "data.validation_fraction=0.2",
+    )
     train_here(tmp_path / "own", *short, "numerics.invariant=true")
     train_here(tmp_path / "ordinary", *short)
     pairs = zip(losses(tmp_path / "own"), losses(tmp_path / "ordinary"), strict=True)
     assert all(own == pytest.approx(ordinary, rel=1e-3) for own, ordinary in pairs)
+    validated = [[row["loss"] for row in rows(tmp_path / name, "validation")] for name in ("own", "ordinary")]
+    assert validated[0] == pytest.approx(validated[1], rel=1e-3)
+    assert len(validated[0]) == 2
 
 
 def test_threads_do_not_move_a_runs_losses_and_norms(tmp_path):
