@@ -12,6 +12,7 @@ Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (f and g); Korthikanti 
 T tokens, S tokens of a rank's share; they are the last dim but one.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,8 +47,14 @@ def start_gather(x: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
     Returns:
         What waits and gives them in the order of the ranks, [degree, *x.shape].
     """
-    coming = _ops.all_gather_into_tensor(x.contiguous()[None], ranks.degree, ranks.group.group_name)
-    return lambda: _ops.wait_tensor(coming)
+    x = x.contiguous()
+    if torch.compiler.is_compiling():
+        coming = _ops.all_gather_into_tensor(x[None], ranks.degree, ranks.group.group_name)
+        return lambda: _ops.wait_tensor(coming)
+    # Not the functional one: on gloo it corrupts the heap, once in some million calls (torch 2.13).
+    gathered = x.new_empty(ranks.degree, *x.shape)
+    work = ranks.group._allgather_base(gathered.view(-1), x.view(-1))
+    return functools.partial(_arrived, work, gathered, x)
 
 
 def start_scatter(parts: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
@@ -67,6 +74,12 @@ def start_scatter(parts: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tenso
 def reduced(x: torch.Tensor, ranks: Ranks, operation: str = "sum") -> torch.Tensor:
     """The sum, or the "max", over the ranks, on all of them."""
     return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), operation, ranks.group.group_name))
+
+
+def _arrived(work: dist.Work, gathered: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    """Waits; `sent` is given so that it lives until then."""
+    work.wait()
+    return gathered
 
 
 def joined(parts: torch.Tensor) -> torch.Tensor:
