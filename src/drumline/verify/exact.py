@@ -89,7 +89,7 @@ def words(first: str) -> str:
 def verify_exact(cases: Sequence[Case], *, max_ranks: int, num_steps: int = NUM_STEPS) -> Iterator[ExactResult]:
     """Verifies cases, one after another; what one rank computes is computed once for each model and precision.
 
-    The process must have computed with one thread only so far: ranks are forked from it.
+    Ranks are forked from this process, which computes with one thread from then on.
 
     Args:
         cases: in exact mode.

@@ -103,7 +103,7 @@ class References:
 def verify(cases: Sequence[Case], *, max_ranks: int, references: References | None = None) -> Iterator[Result]:
     """Verifies cases.
 
-    The process must have computed with one thread only so far: ranks are forked from it.
+    Ranks are forked from this process, which computes with one thread from then on.
 
     Args:
         cases: the layouts.
