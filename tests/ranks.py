@@ -11,7 +11,7 @@ import torch
 
 from drumline.comm.forked import ForkedRanks
 
-torch.set_num_threads(1)  # a child forked from a parent that ever ran two OpenMP threads deadlocks
+torch.set_num_threads(1)  # ranks and the process of the tests share few cores
 
 
 def run_ranks(num_ranks: int, body: Callable[[], None], timeout_s: float = 120.0) -> None:

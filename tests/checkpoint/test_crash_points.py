@@ -15,7 +15,7 @@ from tests.storage.faults import DyingFilesystem, Killed, PowerCutFilesystem
 from drumline.checkpoint import Piece, SaveError, Saver, newest_commit, open_commit, whole
 from drumline.storage import Filesystem
 
-torch.set_num_threads(1)  # a child forked from a parent that ever ran two OpenMP threads deadlocks
+torch.set_num_threads(1)  # a child forked from a parent with a pool of threads hangs when it computes with several
 
 NAMES = ("model.a", "model.b", "optimizer.a.exp_avg")
 

@@ -99,3 +99,12 @@ def test_what_ranks_write_to_stderr_goes_to_their_logs(tmp_path):
 
     assert ForkedRanks(2, body, log_dir=tmp_path).wait() == []
     assert [(tmp_path / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["here is rank 0\n", "here is rank 1\n"]
+
+
+def test_ranks_compute_with_several_threads_where_the_process_did_before():
+    def computes():
+        torch.set_num_threads(2)
+        torch.randn(1 << 20).exp().sum()
+
+    computes()
+    assert ForkedRanks(2, computes, 30.0).wait() == []

@@ -58,6 +58,17 @@ def test_each_rank_has_its_place_its_threads_and_a_world(launch, tmp_path):
     assert [(tmp_path / str(r)).read_text() for r in range(4)] == [f"{r} {r} 4 4 1 sum=6 threads=1" for r in range(4)]
 
 
+def compute_with_all_threads():
+    torch.randn(1 << 20).exp().sum()
+
+
+def test_ranks_compute_with_several_threads_where_the_process_did_before(launch):
+    torch.set_num_threads(2)
+    compute_with_all_threads()
+    assert launch(compute_with_all_threads, 2, num_threads=2, timeout_s=20.0) == (0, "")
+    assert torch.get_num_threads() == 1
+
+
 def test_spawned_ranks_have_a_world_too(launch, tmp_path):
     code, said = launch(functools.partial(write_place, tmp_path), 2, num_threads=1, device="cuda")
     assert (code, said) == (0, "")

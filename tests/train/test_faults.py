@@ -167,7 +167,7 @@ def test_a_damaged_commit_is_refused_by_name_and_left_alone(tmp_path):
         (["--nproc", "2"], {}, "layout"),
         (["layout=dp3"], {}, "data.global_batch"),
         (["layout=dp65536", "data.global_batch=65536"], {}, "too many for this machine"),
-        (["numerics.blocks=2"], {}, "cannot be summed by blocks yet"),
+        (["numerics.blocks=2"], {}, "numerics.blocks = 2 is for numerics.mode = 'exact', not for 'default'"),
         (["numerics.mode=exact", "layout=dp8", "data.micro_batch=2"], {}, "each needs one"),
         (["run.device=cuda"], {}, "run.device"),
         (["data.sources=[{path='/nowhere'}]"], {}, "/nowhere"),

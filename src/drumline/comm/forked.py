@@ -24,6 +24,7 @@ import torch.distributed.tensor
 from torch._C._distributed_c10d import FileStore
 
 from drumline.comm.environment import export
+from drumline.numerics.openmp import end_idle_threads
 
 GRACE_S = 5.0
 """How long the others may go on once a rank has failed: long enough to say what they saw."""
@@ -33,7 +34,7 @@ NUM_LAST_LINES = 100
 
 
 class ForkedRanks:
-    """Ranks that run a function, each in its own process. The parent must have one thread of computation.
+    """Ranks that run a function, each in its own process, with one thread of computation until it sets more.
 
     Args:
         num_ranks: how many.
@@ -45,7 +46,8 @@ class ForkedRanks:
     def __init__(
         self, num_ranks: int, body: Callable[[], None], timeout_s: float = 120.0, *, log_dir: Path | None = None
     ):
-        torch.set_num_threads(1)  # a child forked from a parent that ever ran two OpenMP threads deadlocks
+        torch.set_num_threads(1)
+        end_idle_threads()  # a forked child would wait for them
         self.num_ranks = num_ranks
         self.failures: list[str] = []
         self._meeting = tempfile.TemporaryDirectory()

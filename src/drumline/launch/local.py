@@ -42,8 +42,9 @@ def launch_local(
 ) -> int:
     """Runs `entry` on every one of `nproc` local ranks and waits for all.
 
-    The process must have one thread of computation so far (no tensor work before this call): ranks are forked from it
-    on CPU. What the environment says about OpenMP takes effect only where it was set before torch was loaded.
+    On CPU, ranks are forked from the process. It may have computed with several threads before: those that OpenMP keeps
+    are ended first, and the process computes with one thread from then on. What the environment says about OpenMP takes
+    effect only where it was set before torch was loaded.
 
     Args:
         entry: picklable; runs one rank. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
@@ -186,10 +187,12 @@ class _Launch:
 def _load(modules: Sequence[str]) -> None:
     import torch
 
-    # A child forked from a parent that ever ran two OpenMP threads deadlocks.
+    from drumline.numerics.openmp import end_idle_threads
+
     torch.set_num_threads(1)
     for module in modules:
         importlib.import_module(module)
+    end_idle_threads()  # a forked rank would wait for them
 
 
 def _num_cores() -> int:

@@ -52,7 +52,7 @@ LAYOUTS = tuple(Layout.model_validate(values["layout"]) for _, values in VARIANT
 
 
 def calibrate(recipe: Recipe, folder: Path, *, num_steps: int = 2, notify: Callable[[str], None]) -> Baseline:
-    """Makes a baseline. The process must have computed with one thread only so far: ranks are forked from it.
+    """Makes a baseline. Ranks are forked from this process, which computes with one thread from then on.
 
     Args:
         recipe: of any size; it is made small, and its tokens are made up.

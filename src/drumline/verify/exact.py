@@ -5,19 +5,17 @@ Losses and norms of each step, what modules give in the first, all gradients and
 
 import functools
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.capture.keys import in_order, split_key
 from drumline.capture.parts import Joined, same_bits
 from drumline.comm.forked import ForkedRanks, in_one_line
-from drumline.numerics import kernels
 from drumline.recipe import digest
 from drumline.recipe.sections import Recipe
 from drumline.verify.candidate import record_rank
-from drumline.verify.run import PAUSE_S, TIMEOUT_S, Case, read_ranks
+from drumline.verify.run import TIMEOUT_S, Case, read_ranks, run_cases
 
 NUM_STEPS = 10
 
@@ -89,7 +87,7 @@ def words(first: str) -> str:
 def verify_exact(cases: Sequence[Case], *, max_ranks: int, num_steps: int = NUM_STEPS) -> Iterator[ExactResult]:
     """Verifies cases, one after another; what one rank computes is computed once for each model and precision.
 
-    The process must have computed with one thread only so far: ranks are forked from it.
+    Ranks are forked from this process, which computes with one thread from then on.
 
     Args:
         cases: in exact mode.
@@ -102,52 +100,29 @@ def verify_exact(cases: Sequence[Case], *, max_ranks: int, num_steps: int = NUM_
     Raises:
         RuntimeError: one rank could not compute what it is held against.
     """
-    kernels.available()  # built here once, not by every rank at a time
     with tempfile.TemporaryDirectory(prefix="drumline-verify-") as name:
         truths: dict[str, Joined] = {}
-        waiting, running = list(enumerate(cases)), list[_Running]()
-        try:
-            while waiting or running:
-                while waiting and _fits(waiting[0][1], running, max_ranks):
-                    index, case = waiting.pop(0)
-                    if digest(case.recipe) not in truths:
-                        truths[digest(case.recipe)] = _on_one_rank(case, Path(name) / f"one-{index}", num_steps)
-                    running.append(_Running(case, Path(name) / str(index), num_steps))
-                time.sleep(PAUSE_S)
-                ended = [one for one in running if one.ranks.poll()]
-                running = [one for one in running if one not in ended]
-                for one in ended:
-                    yield one.result(truths[digest(one.case.recipe)])
-        finally:
-            for one in running:
-                one.ranks.kill()
+        record = functools.partial(record_rank, num_steps=num_steps)
+
+        def prepare(recipe: Recipe) -> None:
+            if digest(recipe) not in truths:
+                truths[digest(recipe)] = _on_one_rank(recipe, Path(name) / f"one-{len(truths)}", record)
+
+        for ran in run_cases(cases, Path(name), prepare, record, max_ranks=max_ranks):
+            if ran.failure:
+                yield ExactResult(ran.case, 0, 0, "", "", ran.failure, ran.seconds)
+            else:
+                one = truths[digest(ran.case.recipe)]
+                yield ExactResult(ran.case, len(one.tensors), *compare(read_ranks(ran.folder), one), "", ran.seconds)
 
 
-def _on_one_rank(case: Case, folder: Path, num_steps: int) -> Joined:
-    tree = case.recipe.model_dump()
+def _on_one_rank(recipe: Recipe, folder: Path, record: Callable[[Recipe, Path], None]) -> Joined:
+    tree = recipe.model_dump()
     tree["layout"] = {}
     tree["memory"] |= {"activation_checkpointing": "none"}
-    one = _Running(Case("dp1", case.model, Recipe.model_validate(tree)), folder, num_steps)
-    failures = one.ranks.wait()
+    folder.mkdir()
+    body = functools.partial(record, Recipe.model_validate(tree), folder)
+    failures = ForkedRanks(1, body, TIMEOUT_S, log_dir=folder).wait()
     if failures:
         raise RuntimeError(f"one rank failed: {in_one_line(failures[0])}\n{failures[0]}")
     return read_ranks(folder)
-
-
-class _Running:
-    def __init__(self, case: Case, folder: Path, num_steps: int):
-        folder.mkdir()
-        self.case, self.folder, self._began = case, folder, time.monotonic()
-        body = functools.partial(record_rank, case.recipe, folder, num_steps)
-        self.ranks = ForkedRanks(case.recipe.layout.num_ranks, body, TIMEOUT_S, log_dir=folder)
-
-    def result(self, one: Joined) -> ExactResult:
-        seconds = time.monotonic() - self._began
-        if self.ranks.failures:
-            return ExactResult(self.case, 0, 0, "", "", self.ranks.failures[0], seconds)
-        return ExactResult(self.case, len(one.tensors), *compare(read_ranks(self.folder), one), "", seconds)
-
-
-def _fits(case: Case, running: Sequence[_Running], max_ranks: int) -> bool:
-    busy = sum(one.ranks.num_ranks for one in running)
-    return not running or busy + case.recipe.layout.num_ranks <= max_ranks

@@ -103,7 +103,7 @@ class References:
 def verify(cases: Sequence[Case], *, max_ranks: int, references: References | None = None) -> Iterator[Result]:
     """Verifies cases.
 
-    The process must have computed with one thread only so far: ranks are forked from it.
+    Ranks are forked from this process, which computes with one thread from then on.
 
     Args:
         cases: the layouts.
@@ -113,40 +113,81 @@ def verify(cases: Sequence[Case], *, max_ranks: int, references: References | No
     Yields:
         A result a case, as they come.
     """
-    kernels.available()  # built here once, not by every rank at a time
     with tempfile.TemporaryDirectory(prefix="drumline-verify-") as name:
         known = references or References(Path(name) / "references")
-        waiting = list(enumerate(cases))
-        running: list[_Running] = []
-        try:
-            while waiting or running:
-                while waiting and _fits(waiting[0][1], running, max_ranks):
-                    index, case = waiting.pop(0)
-                    known.get(case.recipe)
-                    running.append(_Running(case, Path(name) / str(index)))
-                time.sleep(PAUSE_S)
-                ended = [one for one in running if one.ranks.poll()]
-                running = [one for one in running if one not in ended]
-                for one in ended:
-                    yield one.result(known.get(one.case.recipe))
-        finally:
-            for one in running:
-                one.ranks.kill()
+        for ran in run_cases(cases, Path(name), known.get, record_rank, max_ranks=max_ranks):
+            if ran.failure:
+                yield Result(ran.case, None, ran.failure, ran.seconds)
+            else:
+                reference = known.get(ran.case.recipe)
+                verdict = judge(read_ranks(ran.folder), reference, ran.case.recipe.precision.compute)
+                yield Result(ran.case, verdict, "", ran.seconds)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A case whose ranks have ended.
+
+    Attributes:
+        case: the case.
+        folder: what its ranks recorded.
+        failure: what the first rank that failed said; empty: none did.
+        seconds: that its ranks ran.
+    """
+
+    case: Case
+    folder: Path
+    failure: str
+    seconds: float
+
+
+def run_cases(
+    cases: Sequence[Case],
+    folder: Path,
+    prepare: Callable[[Recipe], object],
+    record: Callable[[Recipe, Path], None],
+    *,
+    max_ranks: int,
+) -> Iterator[Ran]:
+    """Runs the ranks of cases, in their order, as many at a time as may run.
+
+    Args:
+        cases: the layouts.
+        folder: gets a folder a case.
+        prepare: is called before a case starts.
+        record: runs on each rank, with the recipe and the folder of its case.
+        max_ranks: ranks that run at a time; a layout of more runs alone.
+
+    Yields:
+        Each case when its ranks have ended.
+    """
+    kernels.available()  # built here once, not by every rank at a time
+    waiting = list(enumerate(cases))
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and _fits(waiting[0][1], running, max_ranks):
+                index, case = waiting.pop(0)
+                prepare(case.recipe)
+                running.append(_Running(case, folder / str(index), record))
+            time.sleep(PAUSE_S)
+            ended = [one for one in running if one.ranks.poll()]
+            running = [one for one in running if one not in ended]
+            yield from (one.ended() for one in ended)
+    finally:
+        for one in running:
+            one.ranks.kill()
 
 
 class _Running:
-    def __init__(self, case: Case, folder: Path):
+    def __init__(self, case: Case, folder: Path, record: Callable[[Recipe, Path], None]):
         folder.mkdir()
-        self.case, self.folder, self._began = case, folder, time.monotonic()
-        body: Callable[[], None] = functools.partial(record_rank, case.recipe, folder)
+        self.case, self._folder, self._began = case, folder, time.monotonic()
+        body: Callable[[], None] = functools.partial(record, case.recipe, folder)
         self.ranks = ForkedRanks(case.recipe.layout.num_ranks, body, TIMEOUT_S, log_dir=folder)
 
-    def result(self, reference: Reference) -> Result:
-        seconds = time.monotonic() - self._began
-        if self.ranks.failures:
-            return Result(self.case, None, self.ranks.failures[0], seconds)
-        verdict = judge(read_ranks(self.folder), reference, self.case.recipe.precision.compute)
-        return Result(self.case, verdict, "", seconds)
+    def ended(self) -> Ran:
+        return Ran(self.case, self._folder, next(iter(self.ranks.failures), ""), time.monotonic() - self._began)
 
 
 def read_ranks(folder: Path) -> Joined:

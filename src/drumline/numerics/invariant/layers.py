@@ -56,29 +56,6 @@ def embedding(tokens: Tensor, weight_VD: Tensor, dtype: torch.dtype | None = Non
     return _Embedding.apply(tokens, weight_VD, dtype or weight_VD.dtype)
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        y, scale = _norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return *_norm_backward(grad_outputs[0], *ctx.saved_tensors), None
-
-
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate, up):
-        ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return _swiglu_backward(grad_outputs[0], *ctx.saved_tensors)
-
-
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tokens, weight, dtype):
@@ -160,3 +137,5 @@ _embedding_backward = operator(
     _run_embedding_backward,
     lambda grad, tokens, num_rows, dtype: grad.new_empty((num_rows, grad.shape[-1]), dtype=dtype),
 )
+_RmsNorm = native.norm_function(_norm, _norm_backward)
+_Swiglu = native.swiglu_function(_swiglu, _swiglu_backward)

@@ -11,15 +11,13 @@ import functools
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-
+from drumline.numerics import openmp
 from drumline.recipe.errors import DrumlineError
 
 HERE = Path(__file__).parent
@@ -64,13 +62,7 @@ def load(name: str, check: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL:
 
 def openmp_runtime() -> Path | None:
     """The OpenMP runtime that torch loaded into this process; a second one would be a second pool of threads."""
-    pattern = re.compile(r"/[^\s]*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^/\s]*$")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            if found := pattern.search(line):
-                return Path(found.group())
-    folder = Path(torch.__file__).parent / "lib"
-    return next(iter(sorted([*folder.glob("libgomp*"), *folder.glob("libiomp5*"), *folder.glob("libomp*")])), None)
+    return next(iter(openmp.runtimes()), None)
 
 
 def _target_flag() -> str:

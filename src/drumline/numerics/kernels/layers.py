@@ -7,6 +7,7 @@ or bf16, arithmetic is fp32, and bits depend on neither threads nor tails. The C
 
 import ctypes
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -43,27 +44,37 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return _Swiglu.apply(gate, up)
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        y, scale = _norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, scale)
-        return y
+def norm_function(norm: Callable, norm_backward: Callable) -> type[torch.autograd.Function]:
+    """RMSNorm of (x, weight, eps), given what computes it and the scales, and what computes both gradients."""
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return *_norm_backward(grad_outputs[0], *ctx.saved_tensors), None
+    class RmsNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, eps):
+            y, scale = norm(x, weight, eps)
+            ctx.save_for_backward(x, weight, scale)
+            return y
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            return *norm_backward(grad_outputs[0], *ctx.saved_tensors), None
+
+    return RmsNorm
 
 
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate, up):
-        ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
+def swiglu_function(swiglu: Callable, swiglu_backward: Callable) -> type[torch.autograd.Function]:
+    """SwiGLU of (gate, up), given what computes it and what computes both gradients."""
 
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        return _swiglu_backward(grad_outputs[0], *ctx.saved_tensors)
+    class Swiglu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, gate, up):
+            ctx.save_for_backward(gate, up)
+            return swiglu(gate, up)
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            return swiglu_backward(grad_outputs[0], *ctx.saved_tensors)
+
+    return Swiglu
 
 
 def run_norm(library: ctypes.CDLL, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -156,3 +167,5 @@ _swiglu_backward = define(
     lambda *inputs: run_swiglu_backward(library(), *inputs),
     lambda grad, gate, up: (_like(gate), _like(up)),
 )
+_RmsNorm = norm_function(_norm, _norm_backward)
+_Swiglu = swiglu_function(_swiglu, _swiglu_backward)
