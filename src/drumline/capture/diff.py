@@ -14,6 +14,7 @@ import torch
 from drumline.capture.digest import Digest, Statistics, digest, starts_of_box
 from drumline.capture.keys import FORWARD, GRADIENT, LOSS, NORM, OPTIMIZER, RECOMPUTE, WEIGHT, in_order, key, split_key
 from drumline.capture.metrics import Difference, difference, error_map
+from drumline.capture.operator_diff import OperatorDiff, diff_operators
 from drumline.capture.parts import same_bits
 from drumline.capture.reading import Capture, Whole
 from drumline.recipe import flat, is_maths
@@ -70,6 +71,7 @@ class Diff:
         only: keys that only a, only b has.
         recipe: keys of the recipe that mean other maths, with both values.
         missing: of the keys that only one has, those that the other should have.
+        operators: those inside modules; None: not both have any.
     """
 
     folders: tuple[str, str]
@@ -80,6 +82,7 @@ class Diff:
     only: tuple[tuple[str, ...], tuple[str, ...]]
     recipe: tuple[tuple[str, Any, Any], ...]
     missing: tuple[str, ...]
+    operators: OperatorDiff | None = None
 
     @property
     def different(self) -> list[Row]:
@@ -88,14 +91,14 @@ class Diff:
 
     @property
     def first(self) -> str:
-        """The first key that differs; empty: none does."""
+        """The first key of a tensor that differs; empty: none does."""
         found = [*(row.key for row in self.different), *self.missing]
         return in_order(found)[0] if found else ""
 
     @property
     def is_equal(self) -> bool:
         """Nothing differs."""
-        return not self.first
+        return not self.first and not (self.operators and self.operators.different)
 
 
 def diff(
@@ -140,6 +143,7 @@ def diff(
         only=only,
         recipe=recipe_changes(a.manifest.recipe, b.manifest.recipe),
         missing=tuple(name for names in only for name in names if _should_be_in_both(name, a, b)),
+        operators=diff_operators(a, b, tolerance=tolerance),
     )
 
 

@@ -9,6 +9,7 @@ loss backwards each module's gradient of its output before the gradients of its 
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 INIT, FORWARD, ROUTER, CHOICE, RECOMPUTE, LOSS, ROUTING = (
     "init",
@@ -69,6 +70,20 @@ def _place(name: str) -> tuple[tuple[int, str], ...]:
     name, _, occurrence = name.partition("#")
     words = [(int(word), "") if word.isdigit() else (_WORD.get(word, _LAST), word) for word in name.split(".")]
     return (*words, (_LAST + 1, ""), (int(occurrence or 0), ""))
+
+
+def depth(name: str, *, backwards: bool = False) -> Any:
+    """Where the block that a module lies in stands in the flow of data; what lies in one block compares equal.
+
+    Args:
+        name: logical name of a module.
+        backwards: from the loss backwards.
+
+    Returns:
+        What compares in that order.
+    """
+    place = _place(".".join(name.partition("#")[0].split(".")[:2]))
+    return _Backwards(place) if backwards else place
 
 
 class _Backwards:

@@ -8,7 +8,7 @@ Headers are read at once, elements when a tensor is asked for.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from drumline.capture.digest import Digest, joined
 from drumline.capture.files import RankFile
 from drumline.capture.keys import in_order
+from drumline.capture.operators import Operator, read_operators
 from drumline.capture.parts import Part, join
 from drumline.recipe.errors import DrumlineError
 
@@ -150,6 +151,21 @@ class Capture:
     def has_elements(self) -> bool:
         """Whether tensors were kept, not only what digests say of them."""
         return all(held.file.has_elements(held.index) for held in next(iter(self._held.values()), []))
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether operators were recorded."""
+        return any(self.folder.glob("step-*/ops-*.safetensors"))
+
+    def operators(self) -> Iterator[tuple[int, Operator]]:
+        """Reads the operators that were recorded.
+
+        Yields:
+            The rank and the operator, a rank's of a step in their order.
+        """
+        for path in sorted(self.folder.glob("step-*/ops-*.safetensors")):
+            rank = int(path.stem.partition("-")[2])
+            yield from ((rank, each) for each in read_operators(path))
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Of the logical tensor."""

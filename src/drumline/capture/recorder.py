@@ -3,6 +3,7 @@
 hash      a 64-bit hash of every tensor's bits
 stats     with it extremes, sums, and counts of what is not finite
 tensors   the tensors
+ops       the tensors, and what every operator inside chosen modules gave, as hashes and sums
 """
 
 from collections.abc import Collection, Sequence
@@ -14,14 +15,21 @@ from drumline.capture.digest import digest, starts_of_box, starts_of_rows
 from drumline.capture.files import write
 from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import INIT, LOSS, NORM, OPTIMIZER, WEIGHT, is_wanted, key, split_key
+from drumline.capture.operator_watch import OperatorWatch
+from drumline.capture.operators import write_operators
 from drumline.capture.parts import Part, scalar
 from drumline.capture.snapshot import Subject, add_gradients, add_moments, add_weights
 from drumline.capture.tokens import Tokens
 from drumline.capture.watch import ActivationWatch
 from drumline.schedules import Action
 
-HASH, STATS, TENSORS = "hash", "stats", "tensors"
-LEVELS = (HASH, STATS, TENSORS)
+HASH, STATS, TENSORS, OPS = "hash", "stats", "tensors", "ops"
+LEVELS = (HASH, STATS, TENSORS, OPS)
+WITH_ELEMENTS = frozenset((TENSORS, OPS))
+
+
+CUTS = ("cp", "tp")
+"""Axes whose ranks each compute a part of a module on a micro-batch."""
 
 
 class Parts:
@@ -51,7 +59,7 @@ class Parts:
         """As `Sink`."""
         if not is_wanted(split_key(key)[2], self._only):
             return
-        if self._level == TENSORS:
+        if self._level in WITH_ELEMENTS:
             self.parts.append(Part(key, shape, tensor.to("cpu", copy=True), offsets, rows_N, microbatch))
             return
         starts_R = self._starts_of(shape, offsets, tuple(tensor.shape), rows_N)
@@ -109,6 +117,10 @@ class Recorder:
         self._subject, self._steps, self._folder = subject, frozenset(steps), folder
         self._sink = Parts(level, only)
         self._watch = ActivationWatch(subject.model, tokens, self._sink, only=only, forced=forced)
+        self._operators: OperatorWatch | None = None
+        if level == OPS:
+            place = "".join(f".{axis}{subject.mesh.coordinate(axis)}" for axis in CUTS if subject.mesh.degree(axis) > 1)
+            self._operators = OperatorWatch(subject.model, only=only, first=tokens.first, place=place)
         self._step = 0
 
     def wants(self, step: int) -> bool:
@@ -122,10 +134,14 @@ class Recorder:
             add_weights(self._sink, self._subject, step - 1, INIT)
             add_moments(self._sink, self._subject, step - 1, INIT)
         self._watch.start(step)
+        if self._operators is not None:
+            self._operators.start(step)
 
     def begin(self, action: Action) -> None:
         """A forward or backward of a micro-batch starts."""
         self._watch.begin(action)
+        if self._operators is not None:
+            self._operators.begin(action)
 
     def end(self) -> None:
         """It has ended."""
@@ -138,19 +154,27 @@ class Recorder:
             loss: over the global batch.
             norm: of all gradients.
         """
-        self._watch.stop()
+        self._stop_watching()
         self._sink.add_scalar(key(self._step, LOSS), loss)
         self._sink.add_scalar(key(self._step, NORM), norm)
         add_gradients(self._sink, self._subject, self._step)
 
     def finish(self) -> None:
         """After the step: takes the new state and writes the file of the step."""
-        self._watch.stop()
+        self._stop_watching()
         add_moments(self._sink, self._subject, self._step, OPTIMIZER)
         add_weights(self._sink, self._subject, self._step, WEIGHT)
         folder = step_folder(self._folder, self._step)
         folder.mkdir(parents=True, exist_ok=True)
-        write(self._sink.take(), folder / f"rank-{self._subject.mesh.rank:05d}.safetensors")
+        name = f"{self._subject.mesh.rank:05d}.safetensors"
+        write(self._sink.take(), folder / f"rank-{name}")
+        if self._operators is not None:
+            write_operators(self._operators.take(), folder / f"ops-{name}")
+
+    def _stop_watching(self) -> None:
+        if self._operators is not None:
+            self._operators.stop()
+        self._watch.stop()
 
 
 def step_folder(folder: Path, step: int) -> Path:

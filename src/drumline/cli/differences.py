@@ -13,6 +13,7 @@ from drumline.cli.output import print_table
 
 if TYPE_CHECKING:
     from drumline.capture.diff import Diff, Row
+    from drumline.capture.operator_diff import OperatorRow
 
 MAPS = 40
 """Tensors of which a report shows where they differ."""
@@ -39,13 +40,49 @@ def tell(found: "Diff", limit: int) -> None:
     for side, names in zip("ab", found.only, strict=True):
         if names:
             typer.echo(f"only in {side}: {len(names):,} tensors, such as {names[0]}")
+    _tell_operators(found, limit)
     typer.echo(summary(found))
+
+
+def _tell_operators(found: "Diff", limit: int) -> None:
+    operators = found.operators
+    if operators is None:
+        return
+    if operators.refused:
+        typer.echo(f"operators are not compared: {operators.refused}")
+        return
+    different = operators.different
+    shown = different[:limit] if limit else different
+    if shown:
+        print_table(
+            ("operator", "line", "ranks", "inputs", "why"),
+            [(r.key, r.source, "/".join(map(str, r.ranks)), inputs_in_words(r), r.why) for r in shown],
+        )
+    if len(shown) < len(different):
+        typer.echo(f"... and {len(different) - len(shown):,} more (--rows 0 lists all)")
+    for side, names in zip("ab", operators.only, strict=True):
+        if names:
+            typer.echo(f"only in {side}: {len(names):,} operators, such as {names[0]}")
+    culprit = operators.culprit
+    if culprit is None:
+        typer.echo(f"{operators.num_compared:,} operators are equal")
+        return
+    what = "gets the same bits and gives others" if culprit.inputs_are_equal else "gives other bits, and gets others"
+    typer.echo(
+        f"{len(different):,} of {operators.num_compared:,} operators differ; the first that {what}:\n"
+        f"  {culprit.key} at {culprit.source}, rank {culprit.ranks[1]} of b"
+    )
+
+
+def inputs_in_words(row: "OperatorRow") -> str:
+    """Whether an operator got the same in both captures."""
+    return "equal" if row.inputs_are_equal else "differ"
 
 
 def summary(found: "Diff") -> str:
     """One or two lines that say how a comparison ended."""
     how = f"equal within {found.tolerance:g}" if found.tolerance else "equal bit for bit"
-    if found.is_equal:
+    if not found.first:
         return f"{len(found.rows):,} tensors are {how}"
     line = f"{len(found.different):,} of {len(found.rows):,} tensors are not {how}; the first, in the order of a step:"
     row = next((row for row in found.different if row.key == found.first), None)
@@ -110,6 +147,7 @@ def document(found: "Diff") -> dict[str, Any]:
         "recipe": [{"key": name, "a": x, "b": y} for name, x, y in found.recipe],
         "only_a": list(found.only[0]),
         "only_b": list(found.only[1]),
+        "operators": None if found.operators is None else asdict(found.operators),
         "tensors": [{name: value for name, value in asdict(row).items() if name != "map"} for row in found.rows],
     }
 

@@ -27,7 +27,11 @@ def capture(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted overrides.")] = None,
     steps: Annotated[str, typer.Option(help="Steps to record, from 1: 3, or 3,4, or 3-6.")] = "1",
     level: Annotated[
-        str, typer.Option(help="hash: a hash of each tensor. stats: extremes and sums, too. tensors: all elements.")
+        str,
+        typer.Option(
+            help="hash: a hash of each tensor. stats: extremes and sums, too. tensors: all elements. ops: these, and "
+            "hash and sums of every operator inside the modules of --only."
+        ),
     ] = "tensors",
     only: Annotated[
         list[str] | None,
@@ -51,7 +55,7 @@ def capture(
     changes = overrides or []
     resolved = load(recipe, changes, command="drumline numerics capture")
     calm_threads()  # OpenMP reads its settings when torch is loaded
-    from drumline.capture import LEVELS
+    from drumline.capture import LEVELS, OPS
     from drumline.cli.train import check_fits_here, check_runs_here
     from drumline.comm import read_place
     from drumline.launch import launch_local, must_launch
@@ -59,6 +63,8 @@ def capture(
 
     if level not in LEVELS:
         raise DrumlineError(f"--level {level} is no level; there are {', '.join(LEVELS)}")
+    if level == OPS:
+        _require_operators_can_be_seen(resolved, only)
     if force_routing and resolved.numerics.blocks > 1:
         raise DrumlineError(
             f"--force-routing cannot reach experts that compute in fixed pieces (numerics.blocks = "
@@ -224,6 +230,25 @@ def _new_folder(name: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DrumlineError(f"{folder} is there already; name another folder with --out, or remove it")
     return folder
+
+
+def _require_operators_can_be_seen(recipe: Recipe, only: list[str] | None) -> None:
+    if not only:
+        raise DrumlineError(
+            "--level ops records every operator of every micro-batch, some fifty a block: say which modules are wanted"
+            "\n  try: --only 'layers.*.attention'   (--only '*' is all of them)"
+        )
+    if recipe.run.compile:
+        raise DrumlineError(
+            "--level ops sees no operator inside a compiled block, which is one graph\n  try: run.compile=false"
+        )
+    from drumline import models
+    from drumline.capture.keys import is_wanted
+
+    if not any(name and is_wanted(name, only) for name, _ in models.build(recipe.model).named_modules()):
+        raise DrumlineError(
+            f"--only {' '.join(only)} matches no module of the model\n  try: --only 'layers.*.attention'"
+        )
 
 
 def _commit(name: str) -> Path | None:

@@ -55,7 +55,7 @@ def render(found: Diff, manifests: tuple[Manifest, Manifest]) -> str:
     title = f"{Path(found.folders[0]).name} and {Path(found.folders[1]).name}"
     body = fragment(
         element("header", element("h1", title), _verdict(found), _sides(found, manifests)),
-        element("main", _flow(found), _table(found), _maps(found)),
+        element("main", _flow(found), _table(found), _operators(found), _maps(found)),
         element("footer", f"Written by drumline {__version__}. This file is complete: it asks nothing of a network."),
     )
     return (
@@ -74,6 +74,8 @@ def _verdict(found: Diff) -> Html:
             f" within {found.tolerance:g}." if found.tolerance else " bit for bit."
         )
         return element("p", words, class_="verdict good")
+    if not found.first:
+        return element("p", "All tensors are equal; operators inside of modules differ.", class_="verdict bad")
     row = next((row for row in found.different if row.key == found.first), None)
     why = row.why if row else "only one of the two has it"
     return fragment(
@@ -176,6 +178,27 @@ def _cells(row: Row) -> list[str]:
         f"{d.worst_column[0]} ({d.worst_column[1]:.1e})",
         "" if row.why == "differs" else row.why,
     ]
+
+
+def _operators(found: Diff) -> Html:
+    operators = found.operators
+    if operators is None or not (operators.different or operators.refused):
+        return Html("")
+    if operators.refused:
+        return element("p", f"Operators are not compared: {operators.refused}.")
+    rows = [
+        [
+            row.key,
+            row.source,
+            f"{row.ranks[0]} / {row.ranks[1]}",
+            "equal" if row.inputs_are_equal else "differ",
+            row.why,
+        ]
+        for row in operators.different
+    ]
+    words = f"{len(rows):,} of {operators.num_compared:,} operators that differ"
+    header = ["operator", "line", "ranks of a / b", "inputs", "why"]
+    return element("details", element("summary", words), table(header, rows), class_="panel", open="")
 
 
 def _maps(found: Diff) -> Html:
