@@ -61,3 +61,19 @@ def test_what_is_not_finite_shows_in_the_bound(bad):
 def test_nothing_sums_to_nothing():
     assert summed([]) == 0.0
     assert summed([torch.zeros(5), torch.zeros(0)], squared=True) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("squared", [False, True])
+def test_words_are_those_of_rational_arithmetic(dtype, squared):
+    x = (torch.randn(20_011, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    bound = exact_sum.largest([x])
+    high = low = 0
+    for value in x.tolist():
+        scaled = (Fraction(value) / Fraction(2) ** exact_sum.exponent(bound)) ** (
+            2 if squared else 1
+        ) * 2**exact_sum.WIDTH
+        high += math.floor(scaled)
+        low += math.floor((scaled - math.floor(scaled)) * 2**exact_sum.WIDTH)
+    assert exact_sum.words([x], bound, squared=squared) == (high, low)
+    assert exact_sum.words([x.double()], bound, squared=squared) == (high, low)  # without the kernel

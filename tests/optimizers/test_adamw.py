@@ -103,3 +103,40 @@ def test_in_exact_mode_no_element_depends_on_where_its_tensor_is_cut(cut):
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="vectors of that width")
 def test_the_fused_step_does_depend_on_it():
     assert not torch.equal(after_five_steps(3, "auto", exact=False), after_five_steps(1003, "auto", exact=False))
+
+
+@pytest.mark.parametrize("cuts", [(1, 17, 18, 700), (500,)], ids=str)
+def test_the_step_of_exact_mode_has_the_same_bits_however_a_tensor_is_cut(cuts):
+    def moved(parts):
+        module = nn.ParameterList([nn.Parameter(part[0].clone()) for part in parts])
+        optimizer = build_adamw(module, Optimizer(lr=0.01), whole_places(module), 0, exact=True)
+        for _ in range(2):
+            for param, (_, grad) in zip(module, parts, strict=True):
+                param.grad = grad.clone()
+            optimizer.step()
+        states = [optimizer.state[param] for param in module]
+        found = [
+            [param.detach() for param in module],
+            *([each[key] for each in states] for key in ("exp_avg", "exp_avg_sq")),
+        ]
+        return [torch.cat(each) for each in found]
+
+    both = torch.randn(2, 1003, generator=torch.Generator().manual_seed(0))
+    whole, parts = moved([both]), moved(both.tensor_split(cuts, dim=1))
+    for a, b in zip(whole, parts, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_step_of_exact_mode_is_that_of_torch():
+    ours, torchs = (model().float() for _ in range(2))
+    section = Optimizer(lr=0.1, weight_decay=0.3)
+    optimizers = [build_adamw(each, section, whole_places(each), 0, exact=each is ours) for each in (ours, torchs)]
+    for _ in range(3):
+        for module, optimizer in zip((ours, torchs), optimizers, strict=True):
+            for number, param in enumerate(module.parameters()):
+                param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(number))
+            optimizer.step()
+    for a, b in zip(ours.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    states = [optimizer.state_dict()["state"][0] for optimizer in optimizers]
+    assert {k: v.dtype for k, v in states[0].items()} == {k: v.dtype for k, v in states[1].items()}

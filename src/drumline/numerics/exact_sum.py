@@ -12,9 +12,12 @@ Source of the idea: Demmel and Nguyen 2013, ARITH 21, "Fast Reproducible Floatin
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
+
+from drumline.numerics.invariant.native import library
+from drumline.numerics.kernels import fixed_point
 
 WIDTH = 38
 """Bits of a word."""
@@ -53,7 +56,20 @@ def words(tensors: Iterable[torch.Tensor], bound: float, *, squared: bool = Fals
     high = low = 0
     scale = 2.0 ** -exponent(bound)
     # A square has twice the exponent, so that the bound of squares is the square of the power that bounds.
-    for piece in _pieces(tensors):
+    for x in tensors:
+        built = library(fixed_point, x)
+        if built is not None:
+            found = fixed_point.words(built, x.detach(), scale, WIDTH, squared)
+        else:
+            found = _words(x, scale, squared)
+        high += found[0]
+        low += found[1]
+    return high, low
+
+
+def _words(x: torch.Tensor, scale: float, squared: bool) -> tuple[int, int]:
+    high = low = 0
+    for piece in x.detach().reshape(-1).split(_PIECE):
         y = piece.double().mul_(scale)
         y = (y.square_() if squared else y).mul_(2.0**WIDTH)
         whole = y.floor()
@@ -81,8 +97,3 @@ def value(words: tuple[int, int], bound: float, *, squared: bool = False) -> flo
 def exponent(bound: float) -> int:
     """k such that |x| <= bound is less than 2^k; 0 for a bound of 0."""
     return math.frexp(bound)[1]
-
-
-def _pieces(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    for x in tensors:
-        yield from x.detach().reshape(-1).split(_PIECE)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drumline.optimizers.exact import ExactAdamW
 from drumline.optimizers.low_bit import LowBitAdamW, new_state
 from drumline.parallel import Places
 from drumline.recipe.sections import Optimizer
@@ -28,7 +29,7 @@ def build_adamw(
         places: of the parameters, by logical name; read for bf16 states.
         seed: of the run; likewise.
         exact: an element's bits are not to depend on how its tensor is cut. The fused implementation computes the last
-            elements of a tensor otherwise than the rest; foreach is made of operators that do not.
+            elements of a tensor otherwise than the rest; foreach is made of operators that do not, and has a kernel.
 
     Returns:
         The optimizer, without states yet.
@@ -42,7 +43,9 @@ def build_adamw(
         betas = (section.beta1, section.beta2)
         return LowBitAdamW(groups, places=places, seed=seed, lr=section.lr, betas=betas, eps=section.eps)
     fused = section.implementation == "fused" or (section.implementation == "auto" and not exact)
-    return torch.optim.AdamW(
+    # Asked for by name, foreach is torch's.
+    of_torch = not exact or section.implementation != "auto"
+    return (torch.optim.AdamW if of_torch else ExactAdamW)(
         groups,
         lr=section.lr,
         betas=(section.beta1, section.beta2),

@@ -96,8 +96,8 @@ class Optimizer(Section):
     )
     implementation: Literal["auto", "foreach", "fused"] = Field(
         default="auto",
-        description="torch's AdamW implementation; auto: fused, and in exact mode foreach, whose bits do not depend on "
-        "how tensors are cut. With bf16 states there is one, drumline's own.",
+        description="torch's AdamW implementation; auto: fused, and in exact mode a kernel or foreach, whose bits do "
+        "not depend on how tensors are cut. With bf16 states there is one, drumline's own.",
     )
     state_dtype: Literal["fp32", "bf16"] = Field(
         default="fp32", description="What holds the two moments; bf16: half the bytes, rounded stochastically."

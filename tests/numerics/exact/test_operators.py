@@ -1,5 +1,7 @@
 """Operators of fixed pieces against torch in fp64, and their bits where only some of the pieces are there."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,21 +9,26 @@ import torch.nn.functional as F
 from drumline.numerics.exact import (
     chunked,
     column_blocks,
+    column_gradient,
     cut_rows,
     in_blocks,
     joined_blocks,
     mirrored,
+    product,
+    products,
     rms_norm,
     rms_norm_gradients,
     row_blocks,
+    row_gradients,
     spread_product,
-    summed_gradient,
     summed_product,
     swiglu,
     unchunked,
 )
 from drumline.numerics.exact.experts import ExpertGradients, Run, Weights, expert_rows, expert_rows_backward, runs_of
 from drumline.numerics.exact.vocabulary import gradient_, losses, masses, merged
+from drumline.numerics.kernels.leaves import matmul_leaves
+from drumline.numerics.tree import tree_sum
 
 
 def normal(*shape, dtype=torch.float64, seed=0):
@@ -44,25 +51,64 @@ def test_mirrored_chunks_are_neighbours_in_the_sum():
     assert mirrored((2, 3, 4, 5), 8) == [0, 3, 1, 2]
 
 
-def test_products_are_those_of_torch():
-    x_CRK, weight_NK, down_ON = normal(4, 5, 12), normal(16, 12, seed=1), normal(7, 16, seed=2)
-    y_CbRN = spread_product(x_CRK, row_blocks([weight_NK], 4).mT)
-    torch.testing.assert_close(joined_blocks(y_CbRN), x_CRK @ weight_NK.T)
-    summed = summed_product(y_CbRN, column_blocks(down_ON, 4).mT)
-    torch.testing.assert_close(summed, x_CRK @ weight_NK.T @ down_ON.T)
-    gradient = summed_gradient([0, 3, 1, 2], 4, lambda c, b: (y_CbRN[c, b], x_CRK[c]))
-    torch.testing.assert_close(gradient.flatten(0, 1), (x_CRK @ weight_NK.T).flatten(0, 1).T @ x_CRK.flatten(0, 1))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_products_are_those_of_torch(dtype):
+    x_CRK, one_NK, two_NK = normal(4, 5, 12), normal(16, 12, seed=1), normal(8, 12, seed=3)
+    down_ON, order = normal(7, 16, seed=2), [0, 3, 1, 2]
+    inputs = [each.to(dtype) for each in (x_CRK, one_NK, two_NK, down_ON)]
+    y_CRN, z_CRN = (spread_product(inputs[0], weight, 4) for weight in inputs[1:3])
+    close = functools.partial(torch.testing.assert_close, check_dtype=False, rtol=1e-5, atol=1e-5)
+    close(y_CRN, (x_CRK @ one_NK.T).to(dtype))
+    close(summed_product([y_CRN], [inputs[3].t()], 4), (x_CRK @ one_NK.T @ down_ON.T).to(dtype))
+    both = x_CRK @ one_NK.T @ one_NK + x_CRK @ two_NK.T @ two_NK
+    close(summed_product([y_CRN, z_CRN], inputs[1:3], 4), both.to(dtype))
+    rows = x_CRK.flatten(0, 1)
+    for found, weight_NK in zip(row_gradients([y_CRN, z_CRN], inputs[0], order, 4), (one_NK, two_NK), strict=True):
+        close(found, (weight_NK @ rows.T @ rows).to(dtype))
+    close(column_gradient(inputs[0], y_CRN, order, 4), (rows.T @ rows @ one_NK.T).to(dtype))
+
+
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(products, "library", lambda *_: None)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["kernel", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "width", "hidden"), [(5, 24, 20), (7, 690, 36), (33, 40, 172), (1, 64, 64)])
+def test_products_keep_their_bits_where_a_rank_has_some_of_the_pieces(rows, width, hidden, dtype, plain, monkeypatch):
+    if plain:
+        without_kernels(monkeypatch)
+    x_CRK, weight_NK = normal(8, rows, width, dtype=dtype), normal(hidden, width, dtype=dtype, seed=1)
+    down_ON, n = normal(width, hidden, dtype=dtype, seed=2), hidden // 4
+    whole = spread_product(x_CRK, weight_NK, 4)
+    order = mirrored(range(8), 8)
+    gradient, other = row_gradients([whole], x_CRK, order, 4)[0], column_gradient(x_CRK, whole, order, 4)
+    partials = []
+    for first, last in ((0, 1), (1, 2), (2, 4)):
+        own, num = slice(first * n, last * n), last - first
+        weight_nK, y_CRn = weight_NK[own].clone(), whole[..., own].contiguous()
+        assert torch.equal(spread_product(x_CRK[3:6], weight_nK, num), y_CRn[3:6])
+        assert torch.equal(row_gradients([y_CRn], x_CRK, order, num)[0], gradient[own])
+        assert torch.equal(column_gradient(x_CRK, y_CRn, order, num), other[:, own])
+        partials.append(summed_product([y_CRn[3:6]], [down_ON[:, own].clone().t()], num))
+    summed = summed_product([whole], [down_ON.t()], 4)
+    assert torch.equal((partials[0] + partials[1]) + partials[2], summed[3:6])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "width", "hidden"), [(5, 24, 20), (7, 690, 36), (33, 40, 172), (1, 64, 64)])
-def test_products_keep_their_bits_where_a_rank_has_some_of_the_pieces(rows, width, hidden, dtype):
-    x_CRK, weight_NK = normal(8, rows, width, dtype=dtype), normal(hidden, width, dtype=dtype, seed=1)
-    blocks = row_blocks([weight_NK], 4)
-    whole = spread_product(x_CRK, blocks.mT)
-    for own in (slice(1, 2), slice(2, 4)):
-        found = spread_product(x_CRK[3:6], row_blocks([blocks[own].flatten(0, 1).clone()], own.stop - own.start).mT)
-        assert torch.equal(found, whole[3:6, own])
+@pytest.mark.parametrize("num_leaves", [1, 2, 3, 5, 8])
+def test_the_tree_of_products_is_the_tree_of_single_ones(num_leaves, dtype):
+    """Over several tiles of the kernel, and parts of them."""
+    pairs = [
+        (normal(600, 40, dtype=dtype, seed=i), normal(300, 40, dtype=dtype, seed=9 + i)) for i in range(num_leaves)
+    ]
+    expected = tree_sum([product(a_MK, b_NK) for a_MK, b_NK in pairs], num_leaves)
+    built = products.library(products.matmul, pairs[0][0])
+    if built is None:
+        pytest.skip("no kernels here")
+    assert torch.equal(matmul_leaves(built, [[pair] for pair in pairs], torch.float32), expected)
+    part = [[(a_MK[77:590], b_NK[3:280])] for a_MK, b_NK in pairs]
+    assert torch.equal(matmul_leaves(built, part, torch.bfloat16), expected[77:590, 3:280].bfloat16())
 
 
 def test_a_norm_and_its_gradients_are_those_of_torch():

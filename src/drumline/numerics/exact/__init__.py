@@ -17,7 +17,13 @@ from drumline.numerics.exact.pieces import (
     unchunked,
     wide,
 )
-from drumline.numerics.exact.products import spread_product, summed_gradient, summed_product
+from drumline.numerics.exact.products import (
+    column_gradient,
+    product,
+    row_gradients,
+    spread_product,
+    summed_product,
+)
 from drumline.numerics.exact.swiglu import swiglu
 
 __all__ = [
@@ -25,16 +31,18 @@ __all__ = [
     "aligned",
     "chunked",
     "column_blocks",
+    "column_gradient",
     "cut_rows",
     "in_blocks",
     "joined_blocks",
     "leaf_sum",
     "mirrored",
+    "product",
     "rms_norm",
     "rms_norm_gradients",
     "row_blocks",
+    "row_gradients",
     "spread_product",
-    "summed_gradient",
     "summed_product",
     "swiglu",
     "unchunked",

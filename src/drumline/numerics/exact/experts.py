@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from drumline.numerics.exact.leaves import LeafSum, leaf_sum
-from drumline.numerics.exact.pieces import aligned, wide
+from drumline.numerics.exact.pieces import wide
+from drumline.numerics.exact.products import product
 from drumline.numerics.exact.swiglu import swiglu_gradients, swiglu_value
 
 
@@ -81,12 +82,12 @@ def expert_rows(rows_RD: torch.Tensor, weights: Weights, runs: Sequence[Run]) ->
     y_RD = torch.zeros_like(rows_RD, dtype=wide(rows_RD.dtype))
     gate_up_bRF = rows_RD.new_zeros((num_blocks, len(rows_RD), width))
     for run in runs:
-        x_MD, leaves = aligned(rows_RD[run.rows]), []
+        x_MD, leaves = rows_RD[run.rows], []
         for block in range(num_blocks):
-            found_MF = torch.mm(x_MD, aligned(weights.gate_up_EbFD[run.expert, block]).t())
+            found_MF = product(x_MD, weights.gate_up_EbFD[run.expert, block]).to(x_MD.dtype)
             gate_up_bRF[block, run.rows] = found_MF
             hidden_MF = swiglu_value(*(half.contiguous() for half in found_MF.chunk(2, dim=1)))
-            leaves.append(torch.mm(hidden_MF, aligned(weights.down_EbDF[run.expert, block]).t()).to(y_RD.dtype))
+            leaves.append(product(hidden_MF, weights.down_EbDF[run.expert, block]))
         y_RD[run.rows] = leaf_sum(leaves, len(leaves))
     return y_RD, gate_up_bRF
 
@@ -150,15 +151,15 @@ def expert_rows_backward(
     dtype = wide(rows_RD.dtype)
     grad_rows_RD = torch.zeros_like(rows_RD, dtype=dtype)
     for run in runs:
-        x_MD, grad_MD = aligned(rows_RD[run.rows]), aligned(grad_RD[run.rows])
+        x_MD, grad_MD = rows_RD[run.rows], grad_RD[run.rows]
         leaves, found = [], []
         for block in range(len(gate_up_bRF)):
             gate_MF, up_MF = (half.contiguous() for half in gate_up_bRF[block, run.rows].chunk(2, dim=1))
-            grad_hidden_MF = torch.mm(grad_MD, aligned(weights.down_EbDF[run.expert, block]))
+            grad_hidden_MF = product(grad_MD, weights.down_EbDF[run.expert, block].t()).to(grad_MD.dtype)
             grad_MF = torch.cat(swiglu_gradients(grad_hidden_MF, gate_MF, up_MF), dim=1)
-            leaves.append(torch.mm(grad_MF, aligned(weights.gate_up_EbFD[run.expert, block])).to(dtype))
-            grad_down_DF = torch.mm(grad_MD.t(), swiglu_value(gate_MF, up_MF))
-            found.append((torch.mm(grad_MF.t(), x_MD).to(dtype), grad_down_DF.to(dtype)))
+            leaves.append(product(grad_MF, weights.gate_up_EbFD[run.expert, block].t()))
+            grad_down_DF = product(grad_MD.t(), swiglu_value(gate_MF, up_MF).t())
+            found.append((product(grad_MF.t(), x_MD.t()), grad_down_DF))
         grad_rows_RD[run.rows] = leaf_sum(leaves, len(leaves))
         gradients.put(run, found)
     return grad_rows_RD

@@ -3,7 +3,8 @@
     r = 1 / sqrt(mean(x^2) + eps),   y = w * x * r
     dw = sum over rows of dy * x * r,   dx = r * w * dy - x * r^3 * mean(dy * w * x)
 
-The root and the quotient are taken apart, since rsqrt's bits depend on an element's place in a vector.
+The root and the quotient are taken apart, since rsqrt's bits depend on an element's place in a vector. Where drumline's
+kernel runs, which adds each row alike, rows take one pass over memory.
 
 C chunks, R rows of a chunk, D width.
 """
@@ -11,6 +12,8 @@ C chunks, R rows of a chunk, D width.
 import torch
 
 from drumline.numerics.exact.pieces import wide
+from drumline.numerics.invariant.native import library
+from drumline.numerics.kernels import layers
 
 
 def rms_norm(x_CRD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,6 +27,10 @@ def rms_norm(x_CRD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> tuple[t
     Returns:
         y_CRD in x's dtype, and 1 / root of each row, r_CR1, in fp32 at least.
     """
+    built = library(layers, x_CRD)
+    if built is not None:
+        y_CRD, r_CR = layers.run_norm(built, x_CRD, weight_D, eps)
+        return y_CRD, r_CR[..., None]
     wide_CRD = x_CRD.to(wide(x_CRD.dtype))
     mean_CR1 = torch.stack([x_RD.square().sum(-1, keepdim=True) for x_RD in wide_CRD]).div_(x_CRD.shape[-1])
     r_CR1 = torch.div(1.0, mean_CR1.add_(eps).sqrt_())
@@ -44,8 +51,13 @@ def rms_norm_gradients(
     Returns:
         The gradient of x in its dtype, and of the weight a leaf a chunk, [C, D] in fp32 at least.
     """
-    leaves, grads = [], torch.empty_like(x_CRD)
     weight_D = weight_D.to(r_CR1.dtype)
+    built = library(layers, grad_CRD, x_CRD)
+    if built is not None and grad_CRD.dtype == x_CRD.dtype:
+        chunks = zip(grad_CRD, x_CRD, r_CR1.squeeze(-1), strict=True)
+        found = [layers.run_norm_backward(built, grad, x, weight_D, r) for grad, x, r in chunks]
+        return torch.stack([grad for grad, _ in found]), torch.stack([leaf for _, leaf in found])
+    leaves, grads = [], torch.empty_like(x_CRD)
     for grad_RD, x_RD, r_R1, result_RD in zip(grad_CRD, x_CRD, r_CR1, grads, strict=True):
         x_RD = x_RD.to(r_R1.dtype) * r_R1
         grad_RD = grad_RD.to(r_R1.dtype)

@@ -156,3 +156,5 @@ extern "C" int64_t drumline_matmul_workspace(const Product* p) {
 extern "C" void drumline_matmul(const Product* p) {
   dispatch(*p, [&](auto unit) { multiply<decltype(unit)>(*p); });
 }
+
+#include "matmul_leaves.h"

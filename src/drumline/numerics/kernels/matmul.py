@@ -41,7 +41,7 @@ def matmul(
     Returns:
         [M, N].
     """
-    a, b = _lines(a_MK), _lines(b_NK)
+    a, b = as_lines(a_MK), as_lines(b_NK)
     (m, k), n = a.shape, b.shape[0]
     out = torch.empty((m, n), dtype=out_dtype)
     if not out.numel():
@@ -58,7 +58,7 @@ def matmul(
     return out
 
 
-def _lines(x: Tensor) -> Tensor:
+def as_lines(x: Tensor) -> Tensor:
     """x with one stride of 1."""
     # A dim of size 1 may have any stride, and the kernel takes the one of k for what says how rows lie.
     if x.shape[1] == 1 or x.stride(1) == 1:

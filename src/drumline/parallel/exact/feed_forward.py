@@ -1,6 +1,6 @@
-"""SwiGLU that stays in blocks from its first product to its last.
+"""SwiGLU that stays in chunks from its first product to its last.
 
-C chunks, b blocks of this rank, R rows of a chunk, F hidden width of a block.
+C chunks, R rows of a chunk, F hidden width of this rank.
 """
 
 import torch
@@ -25,5 +25,5 @@ class ExactFeedForward:
 
     def __call__(self, x_BTD: torch.Tensor) -> torch.Tensor:
         layer = self._layer
-        gate_CbRF, up_CbRF = project_blocks(x_BTD, (layer.gate_proj, layer.up_proj), self._pieces)
-        return merge_blocks(swiglu(gate_CbRF, up_CbRF), layer.down_proj, len(x_BTD), self._pieces)
+        gate_CRF, up_CRF = project_blocks(x_BTD, (layer.gate_proj, layer.up_proj), self._pieces)
+        return merge_blocks(swiglu(gate_CRF, up_CRF), layer.down_proj, len(x_BTD), self._pieces)

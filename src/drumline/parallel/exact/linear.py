@@ -1,7 +1,7 @@
 """Column- and row-parallel layers as sums over fixed blocks and chunks.
 
-    project    y[c, b] = x[c] W[b]^T         W[b]: the b-th block of the rows of all weights that have this input, so
-                                             that their input gradients are added in one product, and sent once
+    project    y[c, b] = x[c] W[b]^T         W[b]: the b-th block of the rows. Input gradients of all weights that have
+                                             this input are added inside a block, and sent once
     merge      x[c] = sum_b y[c, b] W[b]^T   W[b]: the b-th block of the columns
 
 Weights are fp32 masters, cast where they are multiplied; their gradients are never rounded to less.
@@ -19,13 +19,9 @@ from torch.autograd.function import once_differentiable
 from drumline.models.layers import Linear
 from drumline.numerics.exact import (
     chunked,
-    column_blocks,
-    cut_rows,
-    in_blocks,
-    joined_blocks,
-    row_blocks,
+    column_gradient,
+    row_gradients,
     spread_product,
-    summed_gradient,
     summed_product,
     unchunked,
 )
@@ -33,7 +29,7 @@ from drumline.parallel.exact.pieces import Pieces
 
 
 def project_blocks(x_BTD: torch.Tensor, layers: Sequence[Linear], pieces: Pieces) -> Sequence[torch.Tensor]:
-    """Column-parallel layers of one input, in blocks.
+    """Column-parallel layers of one input, in chunks.
 
     Args:
         x_BTD: between matmuls.
@@ -41,18 +37,16 @@ def project_blocks(x_BTD: torch.Tensor, layers: Sequence[Linear], pieces: Pieces
         pieces: of this rank.
 
     Returns:
-        y_CbRN of each layer; views of one tensor.
+        y_CRN of each layer.
     """
-    weights = [layer.weight for layer in layers]
-    y_CbRN: torch.Tensor = _Project.apply(x_BTD, pieces, *weights)  # pyright: ignore[reportAssignmentType]
-    return y_CbRN.split([len(weight) // pieces.own_blocks for weight in weights], dim=-1)
+    return _Project.apply(x_BTD, pieces, *(layer.weight for layer in layers))  # pyright: ignore[reportReturnType]
 
 
-def merge_blocks(y_CbRN: torch.Tensor, layer: Linear, num_sequences: int, pieces: Pieces) -> torch.Tensor:
-    """A row-parallel layer of what is in blocks.
+def merge_blocks(y_CRN: torch.Tensor, layer: Linear, num_sequences: int, pieces: Pieces) -> torch.Tensor:
+    """A row-parallel layer of what is in chunks.
 
     Args:
-        y_CbRN: of this rank's columns.
+        y_CRN: of this rank's columns.
         layer: its weight is this rank's columns, whole blocks.
         num_sequences: B.
         pieces: of this rank.
@@ -60,7 +54,7 @@ def merge_blocks(y_CbRN: torch.Tensor, layer: Linear, num_sequences: int, pieces
     Returns:
         x_BTD between matmuls, in y's dtype.
     """
-    return _Merge.apply(y_CbRN, layer.weight, num_sequences, pieces)  # pyright: ignore[reportReturnType]
+    return _Merge.apply(y_CRN, layer.weight, num_sequences, pieces)  # pyright: ignore[reportReturnType]
 
 
 class Projected:
@@ -75,7 +69,7 @@ class Projected:
 
     def __call__(self, x_BTD: torch.Tensor, layers: Sequence[Linear]) -> Sequence[torch.Tensor]:
         found = project_blocks(x_BTD, layers, self._pieces)
-        return [unchunked(joined_blocks(y_CbRN), len(x_BTD)) for y_CbRN in found]
+        return [unchunked(y_CRN, len(x_BTD)) for y_CRN in found]
 
 
 class Merged:
@@ -92,8 +86,7 @@ class Merged:
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         y_CRN = chunked(input, len(self._pieces.chunks))
-        blocks = in_blocks(y_CRN, self._pieces.own_blocks)
-        return merge_blocks(blocks, self._layer, len(input), self._pieces)
+        return merge_blocks(y_CRN, self._layer, len(input), self._pieces)
 
 
 class _Project(torch.autograd.Function):
@@ -102,44 +95,34 @@ class _Project(torch.autograd.Function):
         ctx.pieces = pieces
         ctx.save_for_backward(x_BTD, *weights)
         x_CRD = pieces.enter(chunked(x_BTD, pieces.num_between).contiguous())
-        return spread_product(x_CRD, _rows(weights, x_CRD.dtype, pieces).mT)
+        return tuple(spread_product(x_CRD, weight.to(x_CRD.dtype), pieces.own_blocks) for weight in weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         pieces, (x_BTD, *weights) = ctx.pieces, ctx.saved_tensors
-        grad_CbRN = grad_outputs[0].contiguous()
-        partial = summed_product(grad_CbRN, _rows(weights, grad_CbRN.dtype, pieces))
-        grad_x_CRD = pieces.leave(partial).to(x_BTD.dtype)
+        grads_CRN = [grad_CRN.contiguous() for grad_CRN in grad_outputs]
+        rounded = [weight.to(x_BTD.dtype) for weight in weights]
+        grad_x_CRD = pieces.leave(summed_product(grads_CRN, rounded, pieces.own_blocks)).to(x_BTD.dtype)
         x_CRD = pieces.enter(chunked(x_BTD, pieces.num_between).contiguous())
-        own = summed_gradient(pieces.order, pieces.own_blocks, lambda c, b: (grad_CbRN[c, b], x_CRD[c]))
-        grads = cut_rows(pieces.over_chunks(own), [len(weight) for weight in weights])
-        return unchunked(grad_x_CRD, len(x_BTD)), None, *grads
+        own = row_gradients(grads_CRN, x_CRD, pieces.order, pieces.own_blocks)
+        return unchunked(grad_x_CRD, len(x_BTD)), None, *map(pieces.over_chunks, own)
 
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y_CbRN, weight, num_sequences, pieces):
+    def forward(ctx, y_CRN, weight, num_sequences, pieces):
         ctx.pieces = pieces
-        y_CbRN = y_CbRN.contiguous()
-        ctx.save_for_backward(y_CbRN, weight)
-        partial = summed_product(y_CbRN, _columns(weight, y_CbRN.dtype, pieces).mT)
-        return unchunked(pieces.leave(partial).to(y_CbRN.dtype), num_sequences)
+        y_CRN = y_CRN.contiguous()
+        ctx.save_for_backward(y_CRN, weight)
+        partial = summed_product([y_CRN], [weight.to(y_CRN.dtype).t()], pieces.own_blocks)
+        return unchunked(pieces.leave(partial).to(y_CRN.dtype), num_sequences)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
-        pieces, (y_CbRN, weight) = ctx.pieces, ctx.saved_tensors
+        pieces, (y_CRN, weight) = ctx.pieces, ctx.saved_tensors
         grad_CRD = pieces.enter(chunked(grad_outputs[0], pieces.num_between).contiguous())
-        grad_y = spread_product(grad_CRD, _columns(weight, grad_CRD.dtype, pieces))
-        own = summed_gradient(pieces.order, pieces.own_blocks, lambda c, b: (grad_CRD[c], y_CbRN[c, b]))
-        grad_weight_bDN = pieces.over_chunks(own)
-        return grad_y, grad_weight_bDN.movedim(0, 1).flatten(1), None, None
-
-
-def _rows(weights: Sequence[torch.Tensor], dtype: torch.dtype, pieces: Pieces) -> torch.Tensor:
-    return row_blocks([weight.to(dtype) for weight in weights], pieces.own_blocks)
-
-
-def _columns(weight: torch.Tensor, dtype: torch.dtype, pieces: Pieces) -> torch.Tensor:
-    return column_blocks(weight.to(dtype), pieces.own_blocks)
+        grad_y_CRN = spread_product(grad_CRD, weight.to(y_CRN.dtype).t(), pieces.own_blocks)
+        own = column_gradient(grad_CRD, y_CRN, pieces.order, pieces.own_blocks)
+        return grad_y_CRN, pieces.over_chunks(own), None, None

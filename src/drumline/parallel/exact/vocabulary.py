@@ -20,10 +20,9 @@ from drumline.models.layers import Embedding
 from drumline.models.loss import IGNORED
 from drumline.numerics.exact import (
     LeafSum,
-    aligned,
     chunked,
-    joined_blocks,
     leaf_sum,
+    product,
     spread_product,
     unchunked,
     wide,
@@ -135,8 +134,8 @@ class ExactOutput:
     def _logits(self, x_BTD: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
         pieces = self._pieces
         x_CRD = pieces.enter(chunked(x_BTD, pieces.num_between).contiguous())
-        y_CbRv = spread_product(x_CRD, _blocks(weight_VD.to(x_BTD.dtype), self._share, pieces).mT)
-        found_BTV = unchunked(joined_blocks(y_CbRv), len(x_BTD))
+        blocks_bvD = _blocks(weight_VD.to(x_BTD.dtype), self._share, pieces)
+        found_BTV = unchunked(spread_product(x_CRD, blocks_bvD.flatten(0, 1), pieces.own_blocks), len(x_BTD))
         if pieces.tensor is not None:
             found_BTV = gather_columns(found_BTV, pieces.tensor)
         return found_BTV[..., : self._share.num_tokens]
@@ -179,7 +178,7 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, _Gradients | None]:
     """The loss over all chunks; gradients as sums over own blocks and own chunks."""
     dtype, (num_blocks, block_rows) = wide(x_CRD.dtype), (pieces.own_blocks, share.num_rows // pieces.own_blocks)
-    blocks = [aligned(block_vD) for block_vD in _blocks(weight_VD.to(x_CRD.dtype), share, pieces)]
+    blocks = list(_blocks(weight_VD.to(x_CRD.dtype), share, pieces))
     shares = [
         VocabularyShare(share.offset + block * block_rows, block_rows, share.num_tokens) for block in range(num_blocks)
     ]
@@ -187,10 +186,10 @@ def _loss_and_gradients(
     grad_x_CRD = torch.empty_like(x_CRD, dtype=dtype) if wants_gradient else None
     sums = [LeafSum(len(x_CRD)) for _ in blocks]
     for chunk in pieces.order:
-        x_RD, labels_R = aligned(x_CRD[chunk]), labels_CR[chunk]
+        x_RD, labels_R = x_CRD[chunk], labels_CR[chunk]
         is_counted_R = labels_R != IGNORED
         found = [each.find(labels_R) for each in shares]
-        logits_bRv = [torch.mm(x_RD, block_vD.t()).to(dtype) for block_vD in blocks]
+        logits_bRv = [product(x_RD, block_vD) for block_vD in blocks]
         for each, logits_Rv in zip(shares, logits_bRv, strict=True):
             logits_Rv[:, each.num_held :] = float("-inf")
         parts = [masses(logits_Rv, *where) for logits_Rv, where in zip(logits_bRv, found, strict=True)]
@@ -201,8 +200,8 @@ def _loss_and_gradients(
         leaves = []
         for logits_Rv, where, block_vD, total in zip(logits_bRv, found, blocks, sums, strict=True):
             grad_Rv = gradient_(logits_Rv, lse_R, *where).masked_fill_(~is_counted_R[:, None], 0.0).to(x_RD.dtype)
-            leaves.append(torch.mm(grad_Rv, block_vD).to(dtype))
-            total.add(torch.mm(grad_Rv.t(), x_RD).to(dtype))
+            leaves.append(product(grad_Rv, block_vD.t()))
+            total.add(product(grad_Rv.t(), x_RD.t()))
         grad_x_CRD[chunk] = leaf_sum(leaves, num_blocks)
     loss = pieces.all_leaves(chunk_losses)
     if grad_x_CRD is None:
