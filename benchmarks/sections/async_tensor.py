@@ -19,12 +19,12 @@ from harness import Bar, alternate, median_of, paired_ratio
 
 from drumline import models
 from drumline.comm import Passing
-from drumline.data import Batch
 from drumline.parallel import build_mesh, holder
 from drumline.parallel.tensor import chunks, collectives, tokens
 from drumline.recipe import load
-from drumline.train.assemble import Assembled, assemble
+from drumline.train.assemble import assemble
 from sections.section import Section, on_ranks, timed_together
+from sections.steps import one_sequence, step
 
 RANKS, LINK_SHARE = 2, 0.5
 TOKENS = {False: 1024, True: 512}
@@ -66,7 +66,7 @@ def run(num_tokens: int, num_rounds: int) -> dict[str, object]:
         recipe, cpu = load("llama3-debug", [*MODEL, f"layout.tp_async={value}"]), torch.device("cpu")
         made = assemble(recipe, build_mesh(recipe.layout, cpu, dist.get_rank()), cpu)
         models.initialize(made.model, 0, holder(made.places))
-        bodies[name] = partial(_step, made, _batch(num_tokens, recipe.model.vocab_size))
+        bodies[name] = partial(step, made, one_sequence(num_tokens, recipe.model.vocab_size))
     first = {name: body() for name, body in bodies.items()}
     if abs(first["plain"] - first["async"]) > 1e-3 * abs(first["plain"]):
         raise SystemExit(f"losses differ, {first}: not the same step")
@@ -82,20 +82,6 @@ def run(num_tokens: int, num_rounds: int) -> dict[str, object]:
     with _Link(float(rate)).in_place():
         rounds["emulated link"] = alternate(contestants, num_rounds)
     return {"rounds": rounds, "bytes_per_s": float(rate)}
-
-
-def _batch(num_tokens: int, vocab_size: int) -> Batch:
-    tokens = torch.randint(vocab_size, (1, num_tokens + 1), generator=torch.Generator().manual_seed(0))
-    starts = torch.zeros(1, num_tokens, dtype=torch.int32)
-    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), starts)
-
-
-def _step(made: Assembled, batch: Batch) -> float:
-    made.gradients.zero_grad()
-    loss = made.passes.forward_backward([batch], batch.num_tokens)
-    made.gradients.finish()
-    made.optimizer.step()
-    return float(loss.sum())
 
 
 class _Link:

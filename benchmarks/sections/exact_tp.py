@@ -11,11 +11,11 @@ import torch.distributed as dist
 from harness import Bar, alternate, median_of, paired_ratio
 
 from drumline import models
-from drumline.data import Batch
 from drumline.parallel import build_mesh, holder
 from drumline.recipe import load
-from drumline.train.assemble import Assembled, assemble
+from drumline.train.assemble import assemble
 from sections.section import Section, on_ranks, timed_together
+from sections.steps import one_sequence, step
 
 RANKS = 2
 TOKENS = {False: 2048, True: 512}
@@ -66,25 +66,11 @@ def run(num_tokens: int, num_rounds: int) -> dict[str, object]:
             recipe, cpu = load("llama3-debug", keys), torch.device("cpu")
             made = assemble(recipe, build_mesh(recipe.layout, cpu, dist.get_rank()), cpu)
             models.initialize(made.model, 0, holder(made.places))
-            contestants[name] = partial(_step, made, _batch(num_tokens, recipe.model.vocab_size))
-        losses = {name: step() for name, step in contestants.items()}
+            contestants[name] = partial(step, made, one_sequence(num_tokens, recipe.model.vocab_size))
+        losses = {name: body() for name, body in contestants.items()}
         if max(losses.values()) - min(losses.values()) > 1e-2 * abs(losses["default"]):
             raise SystemExit(f"losses differ, {losses}: not the same step")
         found[dtype] = alternate(
-            {name: partial(timed_together, step) for name, step in contestants.items()}, num_rounds
+            {name: partial(timed_together, body) for name, body in contestants.items()}, num_rounds
         )
     return found
-
-
-def _batch(num_tokens: int, vocab_size: int) -> Batch:
-    tokens = torch.randint(vocab_size, (1, num_tokens + 1), generator=torch.Generator().manual_seed(0))
-    starts = torch.zeros(1, num_tokens, dtype=torch.int32)
-    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), starts)
-
-
-def _step(made: Assembled, batch: Batch) -> float:
-    made.gradients.zero_grad()
-    losses = made.passes.forward_backward([batch], batch.num_tokens)
-    made.gradients.finish()
-    made.optimizer.step()
-    return float(losses.sum())
