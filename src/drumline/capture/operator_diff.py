@@ -128,3 +128,59 @@ def _why(a: Operator, b: Operator, tolerance: float) -> str:
         f"{words}; root mean square {x.rms:.6g} and {y.rms:.6g}, largest {x.largest_magnitude:.6g} and "
         f"{y.largest_magnitude:.6g}{nan}"
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """The first operator of a module that differs on the same inputs of the module.
+
+    Attributes:
+        key: of it, in b where b has it.
+        source: line of the model that called it.
+        rank: that ran it.
+        why: in words.
+    """
+
+    key: str
+    source: str
+    rank: int
+    why: str
+
+
+def first_difference(a: Capture, b: Capture, module: str, step: int) -> Found | None:
+    """Finds where two runs of a module on the same inputs part.
+
+    Args:
+        a: has operators of the module.
+        b: has them, too, in a layout that cuts modules alike.
+        module: logical name.
+        step: of both.
+
+    Returns:
+        The first operator, in the order of a step, that gives others or that only one of the two runs; None: all agree.
+    """
+    mine, theirs = (
+        {each.key: (each, rank) for rank, each in side.operators() if each.step == step and _lies_in(each, module)}
+        for side in (a, b)
+    )
+    phases = {each.phase for each, _ in mine.values()} & {each.phase for each, _ in theirs.values()}
+    for key in in_order(each for each, _ in theirs.values() if each.phase in phases):
+        each, rank = theirs[key]
+        if key not in mine:
+            without = in_order(one for name, (one, _) in mine.items() if name not in theirs and one.phase in phases)
+            instead = f"; a runs {without[0]} instead" if without else ""
+            return Found(key, each.source, rank, f"a does not run it{instead}")
+        why = _why(mine[key][0], each, 0.0)
+        if why:
+            gets = "it gets the same bits" if mine[key][0].inputs == each.inputs else "it gets other bits, from outside"
+            return Found(key, each.source, rank, f"{why}; {gets}")
+    left = in_order(each for name, (each, _) in mine.items() if name not in theirs and each.phase in phases)
+    if left:
+        each, rank = mine[left[0]]
+        return Found(left[0], each.source, rank, "b does not run it")
+    return None
+
+
+def _lies_in(each: Operator, module: str) -> bool:
+    name = each.module.partition("#")[0]
+    return name == module or name.startswith(f"{module}.")

@@ -19,6 +19,7 @@ from drumline.capture.operator_watch import OperatorWatch
 from drumline.capture.operators import write_operators
 from drumline.capture.parts import Part, scalar
 from drumline.capture.snapshot import Subject, add_gradients, add_moments, add_weights
+from drumline.capture.teacher import Teacher
 from drumline.capture.tokens import Tokens
 from drumline.capture.watch import ActivationWatch
 from drumline.schedules import Action
@@ -101,6 +102,7 @@ class Recorder:
         level: of `LEVELS`.
         only: patterns of names of modules and parameters; empty: all.
         forced: replaces the choices of routers; None: they stay.
+        teacher: replaces what was recorded by what another capture has; None: it stays.
     """
 
     def __init__(
@@ -113,10 +115,14 @@ class Recorder:
         level: str = TENSORS,
         only: Sequence[str] = (),
         forced: ForcedRouting | None = None,
+        teacher: Teacher | None = None,
     ):
         self._subject, self._steps, self._folder = subject, frozenset(steps), folder
         self._sink = Parts(level, only)
-        self._watch = ActivationWatch(subject.model, tokens, self._sink, only=only, forced=forced)
+        self._teacher = teacher
+        # A teacher replaces the outputs of modules that are not recorded, too; the sink leaves those out.
+        watched = only if teacher is None else ()
+        self._watch = ActivationWatch(subject.model, tokens, self._sink, only=watched, forced=forced, teacher=teacher)
         self._operators: OperatorWatch | None = None
         if level == OPS:
             place = "".join(f".{axis}{subject.mesh.coordinate(axis)}" for axis in CUTS if subject.mesh.degree(axis) > 1)
@@ -133,6 +139,8 @@ class Recorder:
         if step == min(self._steps):
             add_weights(self._sink, self._subject, step - 1, INIT)
             add_moments(self._sink, self._subject, step - 1, INIT)
+            if self._teacher is not None:
+                self._teacher.give_state(self._subject, step)
         self._watch.start(step)
         if self._operators is not None:
             self._operators.start(step)
@@ -158,6 +166,8 @@ class Recorder:
         self._sink.add_scalar(key(self._step, LOSS), loss)
         self._sink.add_scalar(key(self._step, NORM), norm)
         add_gradients(self._sink, self._subject, self._step)
+        if self._teacher is not None:
+            self._teacher.give_gradients(self._subject, self._step)
 
     def finish(self) -> None:
         """After the step: takes the new state and writes the file of the step."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drumline.capture.keys import GRADIENT, OPTIMIZER, key
-from drumline.capture.watch import Sink
+from drumline.capture.sink import Sink
 from drumline.parallel import Mesh, Places, held
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

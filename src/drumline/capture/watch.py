@@ -8,36 +8,21 @@ B sequences, T tokens, D model width, N tokens of any number of sequences, E exp
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, RECOMPUTE, ROUTER, is_wanted, key
+from drumline.capture.sink import Sink
+from drumline.capture.teacher import Teacher, replaced
 from drumline.capture.tokens import Tokens
 from drumline.models.moe.router import Router, Routing
 from drumline.schedules import Action
 
 _BLOCK = r"(layers\.\d+|mtp\.\d+\.block)"
 _WATCHED = re.compile(rf"embedding|{_BLOCK}(\.(attention_norm|attention|mlp_norm|mlp))?|norm|mtp\.\d+")
-
-
-class Sink(Protocol):
-    """Takes what a rank has of a logical tensor."""
-
-    def add(
-        self,
-        key: str,
-        shape: tuple[int, ...],
-        tensor: torch.Tensor,
-        *,
-        offsets: tuple[int, ...] = (),
-        rows_N: torch.Tensor | None = None,
-        microbatch: int = -1,
-    ) -> None:
-        """Takes a part, which may be overwritten once this returns; as `Part`."""
-        ...
 
 
 class ActivationWatch:
@@ -50,6 +35,7 @@ class ActivationWatch:
         kinds: of `forward`, `recompute`, `backward`, `router`, `choice`.
         only: patterns of names; empty: all.
         forced: replaces the choices of routers; None: they stay.
+        teacher: replaces what modules give, and its gradients, once they are recorded; None: they stay.
     """
 
     def __init__(
@@ -61,8 +47,9 @@ class ActivationWatch:
         kinds: Sequence[str] = (FORWARD, RECOMPUTE, BACKWARD, ROUTER, CHOICE),
         only: Sequence[str] = (),
         forced: ForcedRouting | None = None,
+        teacher: Teacher | None = None,
     ):
-        self._forced = forced
+        self._forced, self._teacher = forced, teacher
         self._model, self._tokens, self._sink = model, tokens, sink
         self._kinds, self._only = frozenset(kinds), tuple(only)
         self._step, self._microbatch = 0, 0
@@ -112,8 +99,8 @@ class ActivationWatch:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             output = compiled(*args, **kwargs)
-            self._take(name, output)
-            return output
+            given = self._take(name, output)
+            return output if given is None else given
 
         module._compiled_call_impl = call
         self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
@@ -121,14 +108,30 @@ class ActivationWatch:
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._undo.append(module.register_forward_hook(hook).remove)
 
-    def _take(self, name: str, output: Any) -> None:
+    def _take(self, name: str, output: Any) -> Any:
+        """Records an output; gives what takes its place, None where nothing does."""
         x_BTD = output[0] if isinstance(output, tuple) else output
         microbatch, is_again = self._microbatch, is_recomputing()
         kind = RECOMPUTE if is_again else FORWARD
         numbered = self._numbered(kind, name)
         self._put(kind, numbered, x_BTD, microbatch)
-        if not is_again and BACKWARD in self._kinds and x_BTD.requires_grad:
-            x_BTD.register_hook(lambda grad: self._take_gradient(numbered, grad, microbatch))
+        if self._teacher is None:
+            if not is_again and BACKWARD in self._kinds and x_BTD.requires_grad:
+                x_BTD.register_hook(lambda grad: self._take_gradient(numbered, grad, microbatch))
+            return None
+        wanted = self._recorded(FORWARD, numbered, x_BTD, microbatch)
+        given_BTD = replaced(x_BTD, wanted, lambda grad: self._exchange_gradient(numbered, grad, microbatch))
+        return (given_BTD, *output[1:]) if isinstance(output, tuple) else given_BTD
+
+    def _exchange_gradient(self, name: str, grad_BTD: torch.Tensor, microbatch: int) -> torch.Tensor:
+        self._take_gradient(name, grad_BTD, microbatch)
+        wanted = self._recorded(BACKWARD, name, grad_BTD, microbatch)
+        return grad_BTD if wanted is None else wanted
+
+    def _recorded(self, kind: str, name: str, x: torch.Tensor, microbatch: int) -> torch.Tensor | None:
+        assert self._teacher is not None
+        rows_N = self._tokens.rows(microbatch, x.shape[:-1].numel())
+        return self._teacher.rows(key(self._step, kind, name), rows_N, x.detach())
 
     def _take_gradient(self, name: str, grad_BTD: torch.Tensor, microbatch: int) -> None:
         if (microbatch, name) not in self._seen:  # a backward that is split comes by twice
@@ -167,3 +170,17 @@ class ActivationWatch:
 def is_recomputing() -> bool:
     """Whether a backward runs: a forward in it is one that activation checkpointing runs again."""
     return torch._C._current_graph_task_id() != -1
+
+
+def module_of(name: str) -> str:
+    """The watched module that a module or parameter lies in.
+
+    Args:
+        name: logical, with or without an occurrence.
+
+    Returns:
+        The innermost that is watched, such as `layers.1.mlp`; empty where none is.
+    """
+    words = name.partition("#")[0].split(".")
+    within = (".".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((outer for outer in within if _WATCHED.fullmatch(outer)), "")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from drumline.cli import localizing
 from drumline.cli.environment import calm_threads
 from drumline.cli.output import print_json, print_table
 from drumline.recipe import DrumlineError, Recipe, load
@@ -113,12 +114,24 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     html: Annotated[str, typer.Option(help="Write a report: one HTML file that opens offline.")] = "",
     rows: Annotated[int, typer.Option(min=0, help="Tensors that differ to list; 0: all.")] = 12,
+    localize: Annotated[
+        bool,
+        typer.Option(
+            "--localize",
+            help="Where they differ, run b's recipe again on a's values: which module computes otherwise, and which "
+            "operator of it.",
+        ),
+    ] = False,
 ) -> None:
     """Compare two captures, tensor by tensor, in the order in which a step computes them.
 
     Exit code 0: nothing differs; 1: something does, and the first that does is named; 2: they cannot be compared.
     """
     calm_threads()
+    if localize:
+        import torch
+
+        torch.set_num_threads(1)  # ranks are forked from here, which threads of computation would not survive
     from drumline.capture.diff import diff as compare
     from drumline.capture.reading import Capture
     from drumline.cli.differences import MAPS, document, progress, tell
@@ -126,14 +139,19 @@ def diff(
     first, second = Capture(Path(a)), Capture(Path(b))
     with progress("tensors") as told:
         found = compare(first, second, tolerance=tolerance, num_maps=MAPS if html else 0, progress=told)
+    located = localizing.locate(first, second) if localize and not found.is_equal else None
     if html:
         from drumline.report.differences import write_differences
 
-        write_differences(found, Path(html), (first.manifest, second.manifest))
+        words = localizing.in_words(located) if located else ()
+        write_differences(found, Path(html), (first.manifest, second.manifest), words)
     if as_json:
-        print_json(document(found))
+        found_where = {"localized": localizing.document(located) if located else None} if localize else {}
+        print_json(document(found) | found_where)
     else:
         tell(found, rows)
+        if located is not None:
+            localizing.tell(located, rows)
         if html:
             typer.echo(f"{html}  (opens offline)")
     if not found.is_equal:

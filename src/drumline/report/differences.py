@@ -36,25 +36,34 @@ COLOURS = {
 WIDTH, HEIGHT, LEFT, FLOOR = 1180, 240, 46, 1e-9
 
 
-def write_differences(found: Diff, path: Path, manifests: tuple[Manifest, Manifest]) -> None:
+def write_differences(
+    found: Diff, path: Path, manifests: tuple[Manifest, Manifest], located: Sequence[str] = ()
+) -> None:
     """Writes the report.
 
     Args:
         found: the comparison.
         path: the HTML file; replaced in one instant where it exists.
         manifests: of a and b.
+        located: lines that say where the two part.
 
     Raises:
         ReportError: the file cannot be written.
     """
-    write_whole(render(found, manifests), path)
+    write_whole(render(found, manifests, located), path)
 
 
-def render(found: Diff, manifests: tuple[Manifest, Manifest]) -> str:
+def render(found: Diff, manifests: tuple[Manifest, Manifest], located: Sequence[str] = ()) -> str:
     """The page as text."""
     title = f"{Path(found.folders[0]).name} and {Path(found.folders[1]).name}"
     body = fragment(
-        element("header", element("h1", title), _verdict(found), _sides(found, manifests)),
+        element(
+            "header",
+            element("h1", title),
+            _verdict(found),
+            *[element("p", line) for line in located],
+            _sides(found, manifests),
+        ),
         element("main", _flow(found), _table(found), _operators(found), _maps(found)),
         element("footer", f"Written by drumline {__version__}. This file is complete: it asks nothing of a network."),
     )

@@ -14,6 +14,7 @@ import torch
 from drumline.capture import Recorder, tokens_of
 from drumline.capture.forcing import ForcedRouting, read_routing
 from drumline.capture.reading import Manifest
+from drumline.capture.teacher import Teacher
 from drumline.comm import Place, choose_device, join, leave, read_num_threads
 from drumline.precision import flush_denormals
 from drumline.recipe.errors import DrumlineError
@@ -36,6 +37,9 @@ class Wanted:
         folder: of the capture.
         commit: to begin from; None: the first weights.
         routing: a capture or baseline whose choices of experts are replayed; None: routers choose.
+        teacher: a capture whose values take the place of what modules give, once that is recorded.
+        noise: relative, on the teacher's values.
+        teaches_state: weights and moments before the first step are the teacher's, too.
     """
 
     steps: tuple[int, ...]
@@ -44,6 +48,9 @@ class Wanted:
     folder: Path
     commit: Path | None = None
     routing: Path | None = None
+    teacher: Path | None = None
+    noise: float = 0.0
+    teaches_state: bool = True
 
 
 def capture_rank(recipe: Recipe, place: Place, wanted: Wanted) -> None:
@@ -100,6 +107,9 @@ def _recorder(parts: Parts, wanted: Wanted, forced: ForcedRouting | None) -> Rec
         level=wanted.level,
         only=wanted.only,
         forced=forced,
+        teacher=None
+        if wanted.teacher is None
+        else Teacher(wanted.teacher, noise=wanted.noise, with_state=wanted.teaches_state),
     )
 
 
