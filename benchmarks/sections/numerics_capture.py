@@ -19,7 +19,8 @@ from drumline.data.made_up import made_up
 from drumline.parallel import build_mesh, holder
 from drumline.recipe import load
 from drumline.train.assemble import assemble, subject_of
-from drumline.train.step import count_valid, make_reduce_scalars, train_step
+from drumline.train.scalars import make_reduce_scalars
+from drumline.train.step import count_valid, train_step
 from sections.section import Section, on_ranks
 
 ROUNDS = {False: 9, True: 4}
