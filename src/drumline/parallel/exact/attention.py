@@ -112,13 +112,14 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grad_outputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, kv, out, lse = ctx.saved_tensors
-        chunks, rows = ctx.chunks, ctx.rows
-        grad = _cut(grad_outputs[0], len(q), q.shape[1])
-        grad_q = torch.zeros_like(q, dtype=wide(q.dtype))
+        chunks, rows, dtype = ctx.chunks, ctx.rows, wide(q.dtype)
+        # In fp32: torch takes several times as long in bf16, and shares are not rounded before they add up.
+        grad = _cut(grad_outputs[0], len(q), q.shape[1]).to(dtype)
+        q, out, grad_q = q.to(dtype), out.to(dtype), torch.zeros_like(q, dtype=dtype)
         due = [InOrder(tile.key for tile in row) for row in rows]
         nodes: dict[int, torch.Tensor] = {}
         for rank, kv_C in chunks.others(kv):
-            keys = chunks.pieces.chunks_of(rank)
+            keys, kv_C = chunks.pieces.chunks_of(rank), kv_C.to(dtype)
             found: dict[tuple[int, int], torch.Tensor] = {}
             for index, tile, key in _meetings(rows, keys):
                 part = (grad[index], q[index], kv_C[key], out[index], lse[index])
@@ -132,7 +133,7 @@ class _Attend(torch.autograd.Function):
             grad_kv = scattered(grad_kv, chunks.ranks)
         # Chunks that see nothing of each other add nothing on one rank and 0 across ranks: the same but for -0.
         grad_k, grad_v = grad_kv.add_(0.0).to(kv.dtype).unbind(1)
-        return _joined(grad_q.to(q.dtype)), _joined(grad_k), _joined(grad_v), None, None, None
+        return _joined(grad_q.to(kv.dtype)), _joined(grad_k), _joined(grad_v), None, None, None
 
 
 def _meetings(rows: list[list[Tile]], keys: tuple[int, ...]) -> Iterator[tuple[int, Tile, int]]:
