@@ -4,3 +4,5 @@ In: contiguous or strided tensors of one device, in fp32 or bf16. Out: what the 
 them. Nothing here is imported before a CUDA tensor is met, since Triton is optional; and no kernel is tuned by what it
 is given, since a tile that changes with the batch would change bits with it.
 """
+
+__all__: list[str] = []
