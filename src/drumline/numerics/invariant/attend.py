@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.invariant import plain
-from drumline.numerics.invariant.native import as_wide, library, like, operator
+from drumline.numerics.invariant.native import as_wide, gpu, library, like, operator
 from drumline.numerics.kernels import causal_attention as native
 
 
@@ -72,6 +72,8 @@ class _Attention(torch.autograd.Function):
 
 
 def _run(q, k, v, cos, sin, starts):
+    if kernels := gpu("attention", q, k, v):
+        return kernels.forward(q, k, v, cos, sin, starts)
     built = library(native, q, k, v)
     if built is not None:
         return native.forward(built, q, k, v, cos.float(), sin.float(), starts)
@@ -80,6 +82,8 @@ def _run(q, k, v, cos, sin, starts):
 
 
 def _run_backward(grad, q, k, v, cos, sin, starts, out, logsumexp):
+    if kernels := gpu("attention_backward", q, k, v):
+        return kernels.backward(grad, q, k, v, cos, sin, starts, out, logsumexp)
     built = library(native, q, k, v)
     if built is not None:
         return native.backward(built, grad, q, k, v, cos.float(), sin.float(), starts, out, logsumexp)

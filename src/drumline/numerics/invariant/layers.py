@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.invariant import plain
-from drumline.numerics.invariant.native import as_wide, library, like, operator
+from drumline.numerics.invariant.native import as_wide, gpu, library, like, operator
 from drumline.numerics.kernels import layers as native
 from drumline.numerics.kernels import rows
 
@@ -72,6 +72,8 @@ class _Embedding(torch.autograd.Function):
 
 
 def _run_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if kernels := gpu("norm", x):
+        return kernels.rms_norm(x, weight, eps)
     built = library(native, x)
     if built is not None:
         return native.run_norm(built, x, weight, eps)
@@ -81,6 +83,8 @@ def _run_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _run_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    if kernels := gpu("norm", grad, x):
+        return kernels.rms_norm_backward(grad, x, weight, scale)
     built = library(native, grad, x)
     if built is not None:
         return native.run_norm_backward(built, grad.to(x.dtype), x, weight, scale)
@@ -91,11 +95,15 @@ def _run_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -
 
 
 def _run_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    if kernels := gpu("swiglu", gate, up):
+        return kernels.swiglu(gate, up)
     built = library(native, gate, up)
     return plain.swiglu(gate, up).contiguous() if built is None else native.run_swiglu(built, gate, up)
 
 
 def _run_swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    if kernels := gpu("swiglu", grad, gate, up):
+        return kernels.swiglu_backward(grad, gate, up)
     built = library(native, grad, gate, up)
     if built is not None:
         return native.run_swiglu_backward(built, grad.to(gate.dtype), gate, up)
@@ -104,6 +112,8 @@ def _run_swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor
 
 
 def _run_embedding_backward(grad: Tensor, tokens: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
+    if kernels := gpu("embedding", grad):
+        return kernels.embedding_backward(grad, tokens, num_rows, dtype)
     if dtype != plain.wide(grad).dtype:  # only the rows that tokens name are summed in fp32 and rounded
         present, place = tokens.unique(return_inverse=True)
         sums = _run_embedding_backward(grad, place, len(present), plain.wide(grad).dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.invariant import plain
-from drumline.numerics.invariant.native import as_wide, library, like, operator
+from drumline.numerics.invariant.native import as_wide, gpu, library, like, operator
 from drumline.numerics.kernels import loss as native
 
 
@@ -42,7 +42,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _run(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    built = library(native, logits)
+    kernels = gpu("loss", logits)
+    built = None if kernels else library(native, logits)
     if built is not None:
         gradient = logits.clone(memory_format=torch.contiguous_format)
         return native.run(built, gradient, labels, ignored, with_gradient=True), gradient
@@ -50,6 +51,8 @@ def _run(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
     num_bad = int((counts & ((labels < 0) | (labels >= logits.shape[-1]))).sum())
     if num_bad:
         raise IndexError(f"{num_bad} labels lie outside the vocabulary of {logits.shape[-1]} and are not {ignored}")
+    if kernels is not None:
+        return kernels.cross_entropy(logits, labels, ignored)
     log_probability = plain.softmax(plain.wide(logits), is_log=True)
     chosen = labels.where(counts, 0)[:, None]
     losses = -log_probability.gather(1, chosen)[:, 0] * counts

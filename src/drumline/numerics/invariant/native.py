@@ -1,7 +1,8 @@
-"""Which of an operator's two forms runs: the C++ kernel, or plain torch."""
+"""Which of an operator's three forms runs: the C++ kernel, the Triton kernel, or plain torch."""
 
 import ctypes
 import functools
+import importlib
 from types import ModuleType
 
 import torch
@@ -12,6 +13,7 @@ from drumline.numerics.kernels.build import KernelError
 from drumline.numerics.kernels.operators import DTYPES, define
 
 _EVERY_DEVICE = "CompositeExplicitAutograd"
+_OF_TRITON = "cuda"
 
 
 @functools.cache
@@ -34,6 +36,32 @@ def library(module: ModuleType, *tensors: Tensor) -> ctypes.CDLL | None:
     """
     fits = all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
     return _built(module) if fits else None
+
+
+def gpu(name: str, *tensors: Tensor) -> ModuleType | None:
+    """A module of `drumline.numerics.invariant.triton`, or None where the operator is for another form.
+
+    Args:
+        name: of the module.
+        *tensors: the operator's floating inputs; a Triton kernel takes CUDA tensors in fp32 or bf16.
+
+    Returns:
+        The module; None where its kernels do not take the tensors.
+
+    Raises:
+        KernelError: they do, but Triton is not installed: plain torch would give other bits, hundreds of times slower.
+    """
+    if not all(x.device.type == _OF_TRITON and x.dtype in DTYPES for x in tensors):
+        return None
+    try:
+        return importlib.import_module(f"drumline.numerics.invariant.triton.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise KernelError(
+            "batch-invariant operators on CUDA tensors in fp32 and bf16 are Triton kernels, and triton is not "
+            "installed\n  what works: pip install 'drumline[triton]', or CPU tensors"
+        ) from None
 
 
 def operator(schema: str, compute, shapes):

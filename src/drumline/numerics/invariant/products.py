@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.invariant import plain
-from drumline.numerics.invariant.native import library, operator
+from drumline.numerics.invariant.native import gpu, library, operator
 from drumline.numerics.kernels import matmul as native
 
 
@@ -125,6 +125,8 @@ class _Bias(torch.autograd.Function):
 
 def _run(a: Tensor, b: Tensor, start: Tensor | None, is_wide: bool) -> Tensor:
     out_dtype = torch.promote_types(a.dtype, torch.float32) if is_wide else a.dtype
+    if kernels := gpu("matmul", a, b):
+        return kernels.matmul(a, b, out_dtype, start)
     built = library(native, a, b)
     if built is None:
         return plain.matmul(a, b, start).to(out_dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drumline.numerics.invariant import plain
-from drumline.numerics.invariant.native import as_wide, library, like, operator
+from drumline.numerics.invariant.native import as_wide, gpu, library, like, operator
 from drumline.numerics.kernels import rows as native
 
 
@@ -99,11 +99,15 @@ class _Sum(torch.autograd.Function):
 
 
 def _run_softmax(x: Tensor, is_log: bool) -> Tensor:
+    if kernels := gpu("softmax", x):
+        return kernels.softmax(x, is_log)
     built = library(native, x)
     return plain.softmax(x, is_log).contiguous() if built is None else native.softmax(built, x, is_log)
 
 
 def _run_softmax_backward(grad: Tensor, y: Tensor, is_log: bool) -> Tensor:
+    if kernels := gpu("softmax", grad, y):
+        return kernels.softmax_backward(grad, y, is_log)
     built = library(native, grad, y)
     if built is None or grad.dtype != y.dtype:
         return plain.softmax_backward(grad, y, is_log).contiguous()
@@ -111,11 +115,15 @@ def _run_softmax_backward(grad: Tensor, y: Tensor, is_log: bool) -> Tensor:
 
 
 def _run_sum_rows(x: Tensor) -> Tensor:
+    if kernels := gpu("sums", x):
+        return kernels.sum_rows(x)
     built = library(native, x)
     return plain.tree_sum(x) if built is None else native.sum_rows(built, x)
 
 
 def _run_sum_columns(x: Tensor) -> Tensor:
+    if kernels := gpu("sums", x):
+        return kernels.sum_columns(x)
     built = library(native, x)
     return plain.tree_sum(x.transpose(-1, -2)) if built is None else native.sum_columns(built, x)
 
