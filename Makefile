@@ -31,13 +31,13 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 test: install  ## Run the tests, without the long matrix
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow"
+	$(TEST_ENV) $(BIN)/python -m tests.side_by_side -m "not slow"
 
 test-slow: install  ## Run the long matrix
-	$(TEST_ENV) $(BIN)/python -m pytest -m slow
+	$(TEST_ENV) $(BIN)/python -m tests.side_by_side -m slow
 
 test-all: install  ## Run every test
-	$(TEST_ENV) $(BIN)/python -m pytest
+	$(TEST_ENV) $(BIN)/python -m tests.side_by_side
 
 gate: install  ## Hold what this code computes against the stored baseline
 	rm -rf build/gate
