@@ -145,9 +145,28 @@ def test_a_flip_between_equal_scores_is_told_and_what_follows_is_not_judged(base
     assert {check.key for check in found.failed} == {logits}  # whose scores are wrong, and so explain the flip
 
 
-def test_choices_that_forcing_cannot_reach_are_refused(reference, tmp_path, capsys):
-    pieces = ("numerics.mode=exact", "numerics.blocks=2", "data.micro_batch=1", "data.global_batch=2")
-    words = ["numerics", "capture", "qwen3-moe-debug", *pieces, "--force-routing", str(reference.folder)]
-    assert main([*words, "--steps", "1", "--out", str(tmp_path / "f")]) == 2
-    assert "--force-routing cannot reach experts that compute in fixed pieces" in capsys.readouterr().err
-    assert not (tmp_path / "f").exists()
+PIECES = ("numerics.mode=exact", "numerics.blocks=2", "data.micro_batch=1")
+
+
+@pytest.mark.parametrize("words", [("layout=cp2.tp2",), ("layout=fsdp2.ep2", "memory.activation_checkpointing=full")])
+def test_experts_in_fixed_pieces_tell_the_same_of_every_token_under_every_layout(words, tmp_path):
+    one = capture(tmp_path / "one", *MOE, *PIECES, base=BASE, steps=(1,))
+    many = capture(tmp_path / "many", *MOE, *PIECES, *words, base=BASE, steps=(1,))
+    for kind in (CHOICE, ROUTER):
+        assert keys_of(one, kind)
+        assert keys_of(one, kind) == keys_of(many, kind)
+        for key in keys_of(one, kind):
+            assert torch.equal(one.read(key).tensor, many.read(key).tensor), key
+
+
+def test_experts_in_fixed_pieces_go_where_a_reference_went(reference, tmp_path):
+    own = capture(tmp_path / "own", *MOE, *PIECES, base=BASE, steps=(1,))
+    again = capture(tmp_path / "again", *MOE, *PIECES, "layout=tp2", base=BASE, steps=(1,), routing=own.folder)
+    assert diff(own, again).is_equal  # who is sent where it goes anyway keeps its bits
+
+    bf16 = capture(tmp_path / "bf16", *MOE, "precision.compute=bf16", base=BASE, steps=(1,))
+    moved = [key for key in keys_of(bf16, CHOICE) if not torch.equal(own.read(key).tensor, bf16.read(key).tensor)]
+    assert moved, "bf16 flips some choices, or this test shows nothing"
+    forced = capture(tmp_path / "forced", *MOE, *PIECES, "layout=tp2", base=BASE, steps=(1,), routing=bf16.folder)
+    for key in keys_of(bf16, CHOICE):
+        assert torch.equal(forced.read(key).tensor, bf16.read(key).tensor)

@@ -45,14 +45,18 @@ class ForcedRouting:
             rows_N: the tokens, as they are numbered in the global batch.
 
         Returns:
-            The answer with other experts, and with the weights that the router's own scores give those.
+            The answer, with other experts where a token chose others, and with the weights that the router's own scores
+            give those. A token that chose the same keeps its order of them.
         """
         wanted = key(step, CHOICE, module)
         if wanted not in self._choices:
             self._choices = {name: found for name, found in self._choices.items() if name.startswith(f"{step}/")}
             self._choices[wanted] = self._read(wanted)
         experts_NK = self._choices[wanted][rows_N].to(routing.experts_NK.device)
+        is_same_N1 = (experts_NK == routing.experts_NK.sort(dim=-1).values).all(dim=-1, keepdim=True)
+        experts_NK = torch.where(is_same_N1, routing.experts_NK, experts_NK)
         weights_NK = weigh(scores(routing.logits_NE, router.moe), router.moe, experts_NK)
+        weights_NK = torch.where(is_same_N1, routing.weights_NK, weights_NK)
         return routing._replace(experts_NK=experts_NK, weights_NK=weights_NK)
 
     def require(self, steps: range) -> None:

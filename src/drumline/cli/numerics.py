@@ -66,11 +66,6 @@ def capture(
         raise DrumlineError(f"--level {level} is no level; there are {', '.join(LEVELS)}")
     if level == OPS:
         _require_operators_can_be_seen(resolved, only)
-    if force_routing and resolved.numerics.blocks > 1:
-        raise DrumlineError(
-            f"--force-routing cannot reach experts that compute in fixed pieces (numerics.blocks = "
-            f"{resolved.numerics.blocks}): leave it out, or capture with numerics.mode=default numerics.blocks=1"
-        )
     wanted = Wanted(
         steps=_steps(steps, resolved),
         level=level,

@@ -21,6 +21,7 @@ from drumline.parallel.exact.feed_forward import ExactFeedForward
 from drumline.parallel.exact.linear import Merged, Projected
 from drumline.parallel.exact.norm import ExactHeadNorm, ExactNorm
 from drumline.parallel.exact.pieces import Pieces
+from drumline.parallel.exact.router import ExactRouter
 from drumline.parallel.exact.vocabulary import ExactLoss, ExactOutput, ExactRows, share_of
 from drumline.parallel.mesh import Mesh
 from drumline.parallel.tensor.collectives import Ranks
@@ -84,6 +85,7 @@ def compute_in_pieces(model: nn.Module, mesh: Mesh, recipe: Recipe) -> None:
             _replace(module, ExactFeedForward(module, pieces))
         elif isinstance(module, MixtureOfExperts):
             _replace(module.experts, ExactExperts(module.experts, pieces, senders))
+            _replace(module.router, ExactRouter(module.router, pieces))
             _replace(module, ExactMixture(module, pieces, senders))
         elif isinstance(module, RMSNorm) and not isinstance(module.forward, ExactHeadNorm):
             _replace(module, ExactNorm(module, pieces))

@@ -33,7 +33,7 @@ from drumline.numerics.exact.experts import (
 )
 from drumline.numerics.exact.swiglu import Sigmoid
 from drumline.parallel.exact.pieces import Pieces, summed
-from drumline.parallel.exact.router import route, whole_linear
+from drumline.parallel.exact.router import whole_linear
 from drumline.parallel.expert.exchange import Exchange, Route
 from drumline.parallel.tensor.collectives import start_gather
 
@@ -105,9 +105,12 @@ class ExactMixture:
     def __call__(self, x_BTD: torch.Tensor) -> tuple[torch.Tensor, Routed]:
         layer, pieces = self._layer, self._pieces
         x_CRD = chunked(x_BTD, pieces.num_between).contiguous()
-        routing = route(x_CRD, layer.router, pieces)
-        weights_CRK = torch.stack([each.weights_NK for each in routing])
-        experts_CRK = pieces.enter(torch.stack([each.experts_NK for each in routing]))
+        # Through the module, whose hooks record what it says and may change it.
+        routing = layer.router(x_BTD)
+        in_chunks = Routing(
+            *(chunked(field_N.unflatten(0, x_BTD.shape[:2]), pieces.num_between).contiguous() for field_N in routing)
+        )
+        weights_CRK, experts_CRK = in_chunks.weights_NK, pieces.enter(in_chunks.experts_NK)
         y_CRD = self._experts(_whole(x_CRD, pieces), _whole(weights_CRK, pieces), experts_CRK)
         y_BTD = unchunked(_share(y_CRD, pieces), len(x_BTD))
         if layer.shared is not None:
@@ -118,7 +121,7 @@ class ExactMixture:
                 )
                 shared_BTD = unchunked(gate_CR1, len(x_BTD)) * shared_BTD
             y_BTD = y_BTD + shared_BTD
-        return y_BTD, self._report(routing)
+        return y_BTD, self._report(Routing(*(field_CR.flatten(0, 1) for field_CR in in_chunks)))
 
     def _experts(self, x_CRD: torch.Tensor, weights_CRK: torch.Tensor, experts_CRK: torch.Tensor) -> torch.Tensor:
         num_experts = self._layer.moe.num_experts
@@ -145,10 +148,8 @@ class ExactMixture:
         runs = runs_of(counts, self._senders.data_ranks, self._senders.chunks)
         return back.arrive(back.depart(self._layer.experts(there.arrive(there.depart(rows_QD)), runs)))
 
-    def _report(self, routing: Sequence[Routing]) -> Routed:
-        layer = self._layer
-        probability_NE = torch.cat([each.probability_NE for each in routing])
-        experts_NK = torch.cat([each.experts_NK for each in routing])
+    def _report(self, routing: Routing) -> Routed:
+        layer, probability_NE, experts_NK = self._layer, routing.probability_NE, routing.experts_NK
         aux_loss = probability_NE.new_zeros(())
         if layer.router.load is not None:
             aux_loss = layer.moe.aux_loss_coefficient * balance_loss(probability_NE, layer.router.load)

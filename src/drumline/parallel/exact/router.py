@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from drumline.models.moe import Routing, choose
 from drumline.models.moe.router import Router
-from drumline.numerics.exact import aligned, wide
+from drumline.numerics.exact import aligned, chunked, unchunked, wide
 from drumline.numerics.exact.swiglu import Sigmoid
 from drumline.parallel.exact.pieces import Pieces
 
@@ -32,27 +32,33 @@ def whole_linear(x_CRD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtyp
     return _WholeLinear.apply(x_CRD, weight_ED, dtype, pieces)  # pyright: ignore[reportReturnType]
 
 
-def route(x_CRD: torch.Tensor, router: Router, pieces: Pieces) -> list[Routing]:
-    """Chooses the experts of each chunk's tokens.
+class ExactRouter:
+    """The forward of a router: chooses the experts of each chunk's tokens, and answers in the order of the tokens.
 
     Args:
-        x_CRD: chunks between matmuls, contiguous.
         router: of the layer.
         pieces: of this rank.
-
-    Returns:
-        What `router` says of each chunk.
     """
-    logits_CRE = whole_linear(x_CRD, router.weight, wide(x_CRD.dtype), pieces)
-    found = []
-    for logits_RE in logits_CRE:
-        if router.moe.scoring == "softmax":
+
+    def __init__(self, router: Router, pieces: Pieces):
+        self._router = router
+        self._pieces = pieces
+
+    def __call__(self, x_BTD: torch.Tensor) -> Routing:
+        x_CRD = chunked(x_BTD, self._pieces.num_between).contiguous()
+        logits_CRE = whole_linear(x_CRD, self._router.weight, wide(x_CRD.dtype), self._pieces)
+        of_chunks = [self._route(logits_RE) for logits_RE in logits_CRE]
+        fields = (torch.stack(field_C) for field_C in zip(*of_chunks, strict=True))
+        return Routing(*(unchunked(field_CR, len(x_BTD)).flatten(0, 1) for field_CR in fields))
+
+    def _route(self, logits_RE: torch.Tensor) -> Routing:
+        moe = self._router.moe
+        if moe.scoring == "softmax":
             scores_RE = probability_RE = logits_RE.softmax(-1)
         else:
             scores_RE: torch.Tensor = Sigmoid.apply(logits_RE)  # pyright: ignore[reportAssignmentType]
             probability_RE = scores_RE / (scores_RE.sum(-1, keepdim=True) + _SMALLEST_SUM)
-        found.append(Routing(*choose(scores_RE, router.moe, router.bias), probability_RE, logits_RE))
-    return found
+        return Routing(*choose(scores_RE, moe, self._router.bias), probability_RE, logits_RE)
 
 
 class _WholeLinear(torch.autograd.Function):
