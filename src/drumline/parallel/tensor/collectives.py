@@ -48,9 +48,6 @@ def start_gather(x: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
         What waits and gives them in the order of the ranks, [degree, *x.shape].
     """
     x = x.contiguous()
-    if torch.compiler.is_compiling():
-        coming = _ops.all_gather_into_tensor(x[None], ranks.degree, ranks.group.group_name)
-        return lambda: _ops.wait_tensor(coming)
     # Not the functional one: on gloo it corrupts the heap, once in some million calls (torch 2.13).
     gathered = x.new_empty(ranks.degree, *x.shape)
     work = ranks.group._allgather_base(gathered.view(-1), x.view(-1))
