@@ -48,6 +48,14 @@ def test_a_rank_that_raises_is_named_first_with_its_traceback():
     assert all(text.startswith("rank 0") for text in rest)
 
 
+def test_a_message_of_several_lines_is_told_whole():
+    def say():
+        raise ValueError("what is wrong: 3\n  try: 4")
+
+    first, *_ = failures_of(say)
+    assert in_one_line(first) == "ValueError: what is wrong: 3 try: 4"
+
+
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_rank_that_a_signal_ends_is_named_before_peers_that_lost_it(name):
     failures = failures_of(lambda: os.kill(os.getpid(), getattr(signal, name)))

@@ -265,6 +265,19 @@ def test_a_build_with_wrong_results_is_refused_and_not_kept(monkeypatch, tmp_pat
     assert not list(tmp_path.glob("*.so"))
 
 
+def test_a_build_is_checked_where_gradients_are_off_too(monkeypatch, tmp_path):
+    (tmp_path / "tiny.cpp").write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
+
+    def check(library):
+        x = torch.ones(2, requires_grad=True)
+        assert torch.autograd.grad(x.sum(), x)[0].sum() == 2
+
+    with torch.no_grad():
+        assert build.load("tiny", check=check).answer() == 42
+
+
 def test_ranks_that_start_together_build_once(monkeypatch, tmp_path):
     (tmp_path / "tiny.cpp").write_text('extern "C" int answer() { return 42; }')
     monkeypatch.setattr(build, "HERE", tmp_path)

@@ -127,3 +127,17 @@ def test_a_replica_that_differs_in_one_bit_is_seen():
     joined = join([[Part("a", (4,), first, (0,))], [Part("a", (4,), second, (0,))]])
     assert joined.unequal == ("a",)
     assert not same_bits(torch.zeros(1), -torch.zeros(1))
+
+
+def test_a_norm_may_be_as_far_off_as_one_device_s_gradient_is():
+    lucky = {**rounded(2.0**-9), key(1, "norm"): EXACT[key(1, "norm")]}
+    reference = Reference(EXACT, (lucky, lucky))
+    error = math.hypot(*(float((lucky[name] - EXACT[name]).norm()) for name in EXACT if "/gradient/" in name))
+
+    def moved(by):
+        return rounded(0.0, lambda name, x: x + by if name == key(1, "norm") else x)
+
+    found = judge(Joined(moved(1.9 * error)), reference, "bf16")
+    assert found.ok
+    assert found.ratios[key(1, "norm")] == pytest.approx(1.9)
+    assert not judge(Joined(moved(2.1 * error)), reference, "bf16").ok

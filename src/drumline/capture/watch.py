@@ -93,7 +93,9 @@ class ActivationWatch:
 
     def _watch(self, module: nn.Module, name: str, is_compiled: bool) -> None:
         if not is_compiled:
-            self._hook(module, lambda _, __, output: self._take(name, output))
+            self._hook(
+                module, lambda module, __, output: self._take(name, output, getattr(module, "num_calls_before", 0))
+            )
             return
         compiled: Any = module._compiled_call_impl
 
@@ -108,12 +110,12 @@ class ActivationWatch:
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._undo.append(module.register_forward_hook(hook).remove)
 
-    def _take(self, name: str, output: Any) -> Any:
+    def _take(self, name: str, output: Any, num_before: int = 0) -> Any:
         """Records an output; gives what takes its place, None where nothing does."""
         x_BTD = output[0] if isinstance(output, tuple) else output
         microbatch, is_again = self._microbatch, is_recomputing()
         kind = RECOMPUTE if is_again else FORWARD
-        numbered = self._numbered(kind, name)
+        numbered = self._numbered(kind, name, num_before)
         self._put(kind, numbered, x_BTD, microbatch)
         if self._teacher is None:
             if not is_again and BACKWARD in self._kinds and x_BTD.requires_grad:
@@ -150,10 +152,10 @@ class ActivationWatch:
             self._put(CHOICE, numbered, routing.experts_NK.sort(dim=-1).values, self._microbatch)
         return routing
 
-    def _numbered(self, kind: str, name: str) -> str:
-        """The name, with how often the module has run before in this micro-batch."""
+    def _numbered(self, kind: str, name: str, num_before: int = 0) -> str:
+        """The name, with how often the module has run before in this micro-batch; `num_before` on other ranks."""
         place = self._microbatch, kind, name
-        count = self._calls[place] = self._calls.get(place, -1) + 1
+        count = self._calls[place] = max(self._calls.get(place, -1) + 1, num_before)
         return f"{name}#{count}" if count else name
 
     def _put(self, kind: str, name: str, x: torch.Tensor, microbatch: int) -> None:

@@ -7,6 +7,7 @@ restarts.
 
 import faulthandler
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from drumline.numerics.openmp import end_idle_threads
 
 GRACE_S = 5.0
 """How long the others may go on once a rank has failed: long enough to say what they saw."""
+
+_NAMES_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |$)")
 
 NUM_LAST_LINES = 100
 """Of what a rank wrote to stderr, where it died without a word of Python: libraries say there why they abort."""
@@ -120,7 +123,11 @@ class ForkedRanks:
 def in_one_line(failure: str) -> str:
     """The gist of a failure: what a traceback ends with, or how a rank ended that left none."""
     lines = failure.strip().splitlines()
-    return lines[-1] if len(lines) > 1 and lines[1].startswith("Traceback") else lines[0]
+    if not (len(lines) > 1 and lines[1].startswith("Traceback")):
+        return lines[0]
+    # A message may have lines of its own, of which the first comes after the exception's name.
+    starts = [index for index, line in enumerate(lines) if _NAMES_EXCEPTION.match(line)]
+    return " ".join(line.strip() for line in lines[starts[-1] if starts else -1 :])
 
 
 def _ending(rank: int, code: int) -> str:

@@ -143,6 +143,8 @@ class Decoder(nn.Module):
         self.compute_dtype = compute_dtype
         if part.has_embedding or (part.has_output and model.shares_embedding):
             self.embedding = Embedding(model.vocab_size, model.dim, compute_dtype, device)
+            # A last stage embeds the tokens of multi-token prediction, after the first stage embedded the others.
+            self.embedding.num_calls_before = 0 if part.has_embedding else 1
         block = partial(Block, model, attend, device, dispatch=dispatch, seed=seed)
         self.layers = Layers({index: block(index=index) for index in part.layers})
         if part.has_output:

@@ -37,6 +37,9 @@ def project(x: torch.Tensor, layers: Sequence[Linear]) -> Sequence[torch.Tensor]
 class Embedding(nn.Embedding):
     """One row of W a token; the rows are cast to `compute_dtype`."""
 
+    num_calls_before: int = 0
+    """Forwards of it in other parts of a model that is cut, before the first of a micro-batch here."""
+
     def __init__(self, num_rows: int, dim: int, compute_dtype: torch.dtype, device: torch.device | str = "meta"):
         super().__init__(num_rows, dim, device=device, dtype=torch.float32)
         self.compute_dtype = compute_dtype

@@ -124,7 +124,10 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ("qwen", "dp2, cp2, tp2, tp2 no-sp, fsdp2.tp2, cp4 ulysses, pp2"),
     ("moe-shared", "dp2, fsdp2.ep2, tp2, pp2, cp2.ep2, fsdp2.tp2.ep2"),
     # DeepSeek-V3: latent attention, a token further ahead, experts.
-    ("latent", "dp2, fsdp2, cp2, cp4 gather, fsdp2.cp2, tp2, tp2 no-sp, fsdp2.ep2, fsdp2.tp2.ep2, fsdp2 full"),
+    (
+        "latent",
+        "dp2, fsdp2, cp2, cp4 gather, fsdp2.cp2, tp2, tp2 no-sp, fsdp2.ep2, fsdp2.tp2.ep2, fsdp2 full, pp2, tp2.pp2",
+    ),
     # Matmuls in chunks behind their transfers.
     ("dense", "tp2 async, tp4 async, fsdp2.tp2 async, pp2.tp2 async"),
     ("moe", "tp2 async"),

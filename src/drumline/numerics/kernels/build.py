@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from drumline.numerics import openmp
 from drumline.recipe.errors import DrumlineError
 
@@ -55,7 +57,11 @@ def load(name: str, check: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL:
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as folder:
                 built = Path(folder) / path.name
                 _compile(command, HERE / f"{name}.cpp", built, runtime)
-                check(_open(built))
+                with (
+                    torch.inference_mode(False),
+                    torch.enable_grad(),
+                ):  # a first call may be inside an operator's forward
+                    check(_open(built))
                 built.replace(path)
     return _open(path)
 
