@@ -28,11 +28,15 @@ LONGEST = (
     "tests/docs/test_documents.py",
     "tests/verify/test_exact.py",
     "tests/train/test_exact_pieces.py",
-    "tests/train/test_exact_layouts.py",
+    "tests/train/test_experts.py",
     "tests/verify/test_layouts.py",
-    "tests/train/test_expert_layouts.py",
+    "tests/train/test_exact_layouts.py",
     "tests/train/test_layouts.py",
+    "tests/train/test_deepseek.py",
+    "tests/train/test_expert_layouts.py",
+    "tests/parallel/pipeline/test_pipeline.py",
     "tests/train/test_exact_elastic.py",
+    "tests/parallel/tensor/test_tensor_parity.py",
 )
 
 
