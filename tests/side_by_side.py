@@ -111,7 +111,7 @@ class TakesFiles:
         if getattr(report, "wasxfail", None) is not None:
             return None
         self._counts[category] += 1
-        return category, "", ""
+        return category, "", category.upper()
 
 
 def cpu_s() -> float:

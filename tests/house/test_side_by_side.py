@@ -45,6 +45,7 @@ def test_a_failure_is_shown_and_fails_the_whole(run_here):
     status, said, _ = run_here({"test_a.py": passing("a", 2), "test_b.py": failing})
     assert status == 1
     assert any("assert 1 == 2" in text for text in said)
+    assert any(re.search(r"^FAILED .*test_b.py::test_wrong", text, re.MULTILINE) for text in said)
     assert re.fullmatch(r"1 failed, 2 passed, 1 skipped in [\d.]+s", said[-1])
 
 

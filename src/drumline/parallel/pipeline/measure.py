@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from drumline.schedules import Action, Span, Timeline
+from drumline.schedules import Action, Kind, Span, Timeline
 
 
 class Watch(Protocol):
@@ -67,15 +67,41 @@ def join(name: str, placement: tuple[int, ...], rows: Sequence[tuple[Span, ...]]
     Args:
         name: of the schedule.
         placement: the rank of each stage.
-        rows: of each rank of the pipeline, from measures made at one moment, behind a barrier.
+        rows: of each rank of the pipeline, from measures made behind one barrier, which ranks leave one after another:
+            a rank whose inputs seem to come from later is moved by as much.
 
     Returns:
         The timeline.
     """
-    first = min(row[0].start for row in rows)
-    moved = (tuple(Span(a, start - first, end - first) for a, start, end in _fields(row)) for row in rows)
+    late = _clocks(placement, rows)
+    first = min(row[0].start + by for row, by in zip(rows, late, strict=True))
+    moved = (
+        tuple(Span(span.action, span.start + by - first, span.end + by - first) for span in row)
+        for row, by in zip(rows, late, strict=True)
+    )
     return Timeline(name, placement, tuple(moved))
 
 
-def _fields(row: tuple[Span, ...]):
-    return ((span.action, span.start, span.end) for span in row)
+def _clocks(placement: Sequence[int], rows: Sequence[tuple[Span, ...]]) -> list[float]:
+    """How late each rank left the barrier, at least: what comes to a rank was sent before it was used.
+
+    Source: the condition of clocks of Lamport 1978, "Time, clocks, and the ordering of events", section 3.
+    """
+    ends = {span.action: span.end for row in rows for span in row}
+    late = [0.0] * len(rows)
+    for _ in rows:  # a constraint goes through every rank once at most
+        for rank, row in enumerate(rows):
+            for span in row:
+                for sent in _sent_for(span.action):
+                    if sent in ends:
+                        late[rank] = max(late[rank], ends[sent] + late[placement[sent.stage]] - span.start)
+    return late
+
+
+def _sent_for(action: Action) -> tuple[Action, ...]:
+    """What may have made an action's input, on this rank or on another."""
+    if action.kind is Kind.FORWARD:
+        return (action._replace(stage=action.stage - 1),)
+    if action.kind is Kind.WEIGHT:
+        return ()
+    return tuple(action._replace(stage=action.stage + 1, kind=kind) for kind in (Kind.BACKWARD, Kind.INPUT))
