@@ -182,3 +182,14 @@ def test_nothing_is_left_behind_and_no_bit_changes(plain, tmp_path):
     assert diff(plain, bare).is_equal
     assert all(torch.equal(plain.read(key).tensor, bare.read(key).tensor) for key in plain.keys)
     assert {split_key(key)[1] for key in plain.keys} == {split_key(key)[1] for key in bare.keys}
+
+
+def test_a_last_stage_that_embeds_tokens_further_ahead_numbers_that_call_as_one_device_does(tmp_path):
+    def embeddings(name, *words):
+        words = ("model.num_kv_heads=4", "model.head_dim=48", "model.moe.expert_hidden_dim=32", *words)
+        made = capture(tmp_path / name, *words, base="deepseek-v3-debug", steps=(1,), level="ops", only=("embedding",))
+        return {each.key: each.digest.hash for each in found(made, phase="forward")}
+
+    one, two = embeddings("one"), embeddings("two", "layout=pp2")
+    assert {key.split("/")[2] for key in one} == {"embedding", "embedding#1"}
+    assert one == two

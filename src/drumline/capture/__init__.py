@@ -3,7 +3,8 @@
 In: a model in its layout, and the steps of its training. Out: captures; differences between two; verdicts of gates.
 """
 
-from drumline.capture.recorder import LEVELS, OPS, Recorder
+from drumline.capture.recorder import Recorder
+from drumline.capture.sink import LEVELS, OPS
 from drumline.capture.snapshot import Subject
 from drumline.capture.tokens import Tokens, tokens_of
 

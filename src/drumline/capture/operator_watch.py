@@ -8,6 +8,8 @@ Left out: views, which compute nothing; memory that is not filled yet; collectiv
 and whose results are seen as inputs of what follows.
 """
 
+import collections
+import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import drumline
+from drumline.capture.calls import Calls, is_recomputing
 from drumline.capture.digest import digest
 from drumline.capture.keys import BACKWARD, FORWARD, RECOMPUTE, is_wanted
 from drumline.capture.operators import Operator
@@ -63,7 +66,8 @@ class OperatorWatch:
         self.found: list[Operator] = []
         self._step, self._microbatch = 0, 0
         self._running: list[str] = []
-        self._calls: dict[tuple, int] = {}
+        self._calls = Calls()
+        self._counts: collections.Counter[tuple] = collections.Counter()
         self._origins: dict[int, _Origin] = {}
         self._newest_node = -1
         self._undo: list[Callable[[], None]] = []
@@ -74,7 +78,8 @@ class OperatorWatch:
         # Within what others hook, so that a gather of weights and the recorder itself are not taken for the module's.
         for name, module in self._model.named_modules():
             if name and is_wanted(name, self._only):
-                self._undo.append(module.register_forward_pre_hook(self._enter(name)).remove)
+                enter = functools.partial(self._enter, name)
+                self._undo.append(module.register_forward_pre_hook(enter).remove)
                 self._undo.append(module.register_forward_hook(self._leave, prepend=True, always_call=True).remove)
         mode = _Mode(self)
         mode.__enter__()
@@ -87,6 +92,7 @@ class OperatorWatch:
         self._undo.clear()
         self._running.clear()
         self._calls.clear()
+        self._counts.clear()
         self._origins.clear()
 
     def take(self) -> list[Operator]:
@@ -127,7 +133,7 @@ class OperatorWatch:
         caller = _caller()
         if caller.is_recorder:
             return None
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = is_recomputing()
         if self._running:
             return (RECOMPUTE if in_backward else FORWARD), _Origin(
                 self._microbatch, self._running[-1], "", caller.source
@@ -158,7 +164,9 @@ class OperatorWatch:
         self, operator: Any, args: tuple, kwargs: dict[str, Any], given: Any, inputs: int, phase: str, origin: _Origin
     ) -> str:
         name = _named(operator)
-        index = self._count(origin.microbatch, phase, origin.module, origin.label, name)
+        place = origin.microbatch, phase, origin.module, origin.label, name
+        index = self._counts[place]
+        self._counts[place] += 1
         for number, tensor in enumerate(_outputs(operator, args, kwargs, given)):
             if tensor.is_complex() or tensor.device.type == "meta":
                 continue
@@ -182,22 +190,12 @@ class OperatorWatch:
             )
         return f"{name}.{index}"
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
-            is_again = torch._C._current_graph_task_id() != -1
-            count = self._count(self._microbatch, is_again, name)
-            self._running.append(f"{name}#{count}" if count else name)
-
-        return enter
+    def _enter(self, name: str, module: nn.Module, *_: Any) -> None:
+        self._running.append(self._calls.numbered(module, name, is_recomputing(), self._microbatch))
 
     def _leave(self, *_: Any) -> None:
         if self._running:
             self._running.pop()
-
-    def _count(self, *place: Any) -> int:
-        """How often it was asked for a place before."""
-        count = self._calls[place] = self._calls.get(place, -1) + 1
-        return count
 
 
 def _newest_node() -> int:

@@ -9,86 +9,20 @@ ops       the tensors, and what every operator inside chosen modules gave, as ha
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import torch
-
-from drumline.capture.digest import digest, starts_of_box, starts_of_rows
 from drumline.capture.files import write
 from drumline.capture.forcing import ForcedRouting
-from drumline.capture.keys import INIT, LOSS, NORM, OPTIMIZER, WEIGHT, is_wanted, key, split_key
+from drumline.capture.keys import INIT, LOSS, NORM, OPTIMIZER, WEIGHT, key
 from drumline.capture.operator_watch import OperatorWatch
 from drumline.capture.operators import write_operators
-from drumline.capture.parts import Part, scalar
+from drumline.capture.sink import OPS, TENSORS, Parts
 from drumline.capture.snapshot import Subject, add_gradients, add_moments, add_weights
 from drumline.capture.teacher import Teacher
 from drumline.capture.tokens import Tokens
 from drumline.capture.watch import ActivationWatch
 from drumline.schedules import Action
 
-HASH, STATS, TENSORS, OPS = "hash", "stats", "tensors", "ops"
-LEVELS = (HASH, STATS, TENSORS, OPS)
-WITH_ELEMENTS = frozenset((TENSORS, OPS))
-
-
 CUTS = ("cp", "tp")
 """Axes whose ranks each compute a part of a module on a micro-batch."""
-
-
-class Parts:
-    """A sink that keeps parts.
-
-    Args:
-        level: of `LEVELS`.
-        only: patterns of names; empty: all.
-    """
-
-    def __init__(self, level: str = TENSORS, only: Sequence[str] = ()):
-        self.parts: list[Part] = []
-        self._level, self._only = level, tuple(only)
-        self._starts: dict[tuple, torch.Tensor] = {}
-        self._empty: dict[tuple, torch.Tensor] = {}
-
-    def add(
-        self,
-        key: str,
-        shape: tuple[int, ...],
-        tensor: torch.Tensor,
-        *,
-        offsets: tuple[int, ...] = (),
-        rows_N: torch.Tensor | None = None,
-        microbatch: int = -1,
-    ) -> None:
-        """As `Sink`."""
-        if not is_wanted(split_key(key)[2], self._only):
-            return
-        if self._level in WITH_ELEMENTS:
-            self.parts.append(Part(key, shape, tensor.to("cpu", copy=True), offsets, rows_N, microbatch))
-            return
-        starts_R = self._starts_of(shape, offsets, tuple(tensor.shape), rows_N)
-        found = digest(tensor, starts_R, with_statistics=self._level == STATS)
-        like = tensor.shape, tensor.dtype
-        if like not in self._empty:
-            self._empty[like] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        self.parts.append(Part(key, shape, self._empty[like], offsets, rows_N, microbatch, found))
-
-    def take(self) -> list[Part]:
-        """Gives what was kept, and keeps it no longer."""
-        parts, self.parts = self.parts, []
-        return parts
-
-    def add_scalar(self, name: str, value: float) -> None:
-        """Keeps a number that every rank has."""
-        part = scalar(name, value)
-        self.add(name, (), part.tensor)
-
-    def _starts_of(
-        self, shape: tuple[int, ...], offsets: tuple[int, ...], size: tuple[int, ...], rows_N: torch.Tensor | None
-    ) -> torch.Tensor:
-        asked = (shape, offsets, size) if rows_N is None else (id(rows_N), shape[1])
-        if asked not in self._starts:  # rows live as long as the tokens of the rank do
-            self._starts[asked] = (
-                starts_of_box(shape, offsets, size) if rows_N is None else starts_of_rows(rows_N, shape[1])
-            )
-        return self._starts[asked]
 
 
 class Recorder:

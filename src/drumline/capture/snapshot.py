@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drumline.capture.keys import GRADIENT, OPTIMIZER, key
-from drumline.capture.sink import Sink
+from drumline.capture.sink import Parts
 from drumline.parallel import Mesh, Places, held
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,7 +34,7 @@ class Subject:
     optimizer: torch.optim.Optimizer
 
 
-def add_weights(sink: Sink, subject: Subject, step: int, kind: str) -> None:
+def add_weights(sink: Parts, subject: Subject, step: int, kind: str) -> None:
     """Parameters and buffers, as they are now."""
     for name, param in subject.parameters.items():
         _add(sink, subject, key(step, kind, name), name, param)
@@ -42,14 +42,14 @@ def add_weights(sink: Sink, subject: Subject, step: int, kind: str) -> None:
         sink.add(key(step, kind, name), tuple(buffer.shape), buffer.detach(), offsets=(0,) * buffer.ndim)
 
 
-def add_gradients(sink: Sink, subject: Subject, step: int) -> None:
+def add_gradients(sink: Parts, subject: Subject, step: int) -> None:
     """Gradients of parameters; zero where a parameter has none."""
     for name, param in subject.parameters.items():
         grad = torch.zeros_like(param) if param.grad is None else param.grad
         _add(sink, subject, key(step, GRADIENT, name), name, grad)
 
 
-def add_moments(sink: Sink, subject: Subject, step: int, kind: str = OPTIMIZER) -> None:
+def add_moments(sink: Parts, subject: Subject, step: int, kind: str = OPTIMIZER) -> None:
     """AdamW's moments; none before its first step."""
     for name, param in subject.parameters.items():
         state = subject.optimizer.state.get(param, {})
@@ -58,6 +58,6 @@ def add_moments(sink: Sink, subject: Subject, step: int, kind: str = OPTIMIZER) 
                 _add(sink, subject, key(step, kind, f"{name}.{moment}"), name, state[moment])
 
 
-def _add(sink: Sink, subject: Subject, text: str, name: str, tensor: torch.Tensor) -> None:
+def _add(sink: Parts, subject: Subject, text: str, name: str, tensor: torch.Tensor) -> None:
     part = held(tensor, subject.places[name])
     sink.add(text, part.shape, part.tensor, offsets=part.offsets)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from drumline.capture.calls import Calls, is_recomputing
 from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, RECOMPUTE, ROUTER, is_wanted, key
-from drumline.capture.sink import Sink
+from drumline.capture.sink import Parts
 from drumline.capture.teacher import Teacher, replaced
 from drumline.capture.tokens import Tokens
 from drumline.models.moe.router import Router, Routing
@@ -42,7 +43,7 @@ class ActivationWatch:
         self,
         model: nn.Module,
         tokens: Tokens,
-        sink: Sink,
+        sink: Parts,
         *,
         kinds: Sequence[str] = (FORWARD, RECOMPUTE, BACKWARD, ROUTER, CHOICE),
         only: Sequence[str] = (),
@@ -53,7 +54,7 @@ class ActivationWatch:
         self._model, self._tokens, self._sink = model, tokens, sink
         self._kinds, self._only = frozenset(kinds), tuple(only)
         self._step, self._microbatch = 0, 0
-        self._calls: dict[tuple[int, str, str], int] = {}
+        self._calls = Calls()
         self._seen: set[tuple[int, str]] = set()
         self._undo: list[Callable[[], None]] = []
 
@@ -93,15 +94,13 @@ class ActivationWatch:
 
     def _watch(self, module: nn.Module, name: str, is_compiled: bool) -> None:
         if not is_compiled:
-            self._hook(
-                module, lambda module, __, output: self._take(name, output, getattr(module, "num_calls_before", 0))
-            )
+            self._hook(module, lambda _, __, output: self._take(module, name, output))
             return
         compiled: Any = module._compiled_call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
             output = compiled(*args, **kwargs)
-            given = self._take(name, output)
+            given = self._take(module, name, output)
             return output if given is None else given
 
         module._compiled_call_impl = call
@@ -110,12 +109,12 @@ class ActivationWatch:
     def _hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._undo.append(module.register_forward_hook(hook).remove)
 
-    def _take(self, name: str, output: Any, num_before: int = 0) -> Any:
+    def _take(self, module: nn.Module, name: str, output: Any) -> Any:
         """Records an output; gives what takes its place, None where nothing does."""
         x_BTD = output[0] if isinstance(output, tuple) else output
         microbatch, is_again = self._microbatch, is_recomputing()
         kind = RECOMPUTE if is_again else FORWARD
-        numbered = self._numbered(kind, name, num_before)
+        numbered = self._calls.numbered(module, name, kind, microbatch)
         self._put(kind, numbered, x_BTD, microbatch)
         if self._teacher is None:
             if not is_again and BACKWARD in self._kinds and x_BTD.requires_grad:
@@ -142,7 +141,7 @@ class ActivationWatch:
 
     def _take_routing(self, name: str, router: Router, routing: Routing) -> Routing:
         is_again = is_recomputing()
-        numbered = self._numbered(RECOMPUTE if is_again else ROUTER, name)
+        numbered = self._calls.numbered(router, name, RECOMPUTE if is_again else ROUTER, self._microbatch)
         if self._forced is not None:
             rows_N = self._tokens.rows(self._microbatch, len(routing.experts_NK))
             assert rows_N is not None, "a router sees all tokens of a micro-batch, or a tensor-parallel share"
@@ -151,12 +150,6 @@ class ActivationWatch:
             self._put(ROUTER, numbered, routing.logits_NE, self._microbatch)
             self._put(CHOICE, numbered, routing.experts_NK.sort(dim=-1).values, self._microbatch)
         return routing
-
-    def _numbered(self, kind: str, name: str, num_before: int = 0) -> str:
-        """The name, with how often the module has run before in this micro-batch; `num_before` on other ranks."""
-        place = self._microbatch, kind, name
-        count = self._calls[place] = max(self._calls.get(place, -1) + 1, num_before)
-        return f"{name}#{count}" if count else name
 
     def _put(self, kind: str, name: str, x: torch.Tensor, microbatch: int) -> None:
         if kind not in self._kinds:
@@ -167,11 +160,6 @@ class ActivationWatch:
             return
         shape, number = (self._tokens.num_tokens, x_ND.shape[1]), self._tokens.first + microbatch
         self._sink.add(key(self._step, kind, name), shape, x_ND, rows_N=rows_N, microbatch=number)
-
-
-def is_recomputing() -> bool:
-    """Whether a backward runs: a forward in it is one that activation checkpointing runs again."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def module_of(name: str) -> str:
