@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from drumline.cli.output import print_table
-from drumline.recipe import DrumlineError, Recipe
+from drumline.recipe import Recipe
 
 if TYPE_CHECKING:
     from drumline.capture.reading import Capture
@@ -54,22 +54,18 @@ def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
 def _run(recipe: Recipe, wanted: "Wanted") -> None:
     from drumline.cli.train import check_fits_here, check_runs_here
     from drumline.comm import read_place
-    from drumline.comm.forked import ForkedRanks, in_one_line
+    from drumline.comm.forked import run_forked
     from drumline.train.captured import capture_rank
 
     num_ranks = recipe.layout.num_ranks
     check_fits_here(num_ranks)
     check_runs_here(recipe, num_ranks, ("drumline", "numerics", "diff"))
-    with tempfile.TemporaryDirectory(prefix="drumline-logs-") as logs:
-        ranks = ForkedRanks(
-            num_ranks,
-            lambda: capture_rank(recipe, read_place(), wanted),
-            recipe.resilience.timeout_s,
-            log_dir=Path(logs),
-        )
-        failures = ranks.wait()
-    if failures:
-        raise DrumlineError(f"{recipe.layout} could not be run again: {in_one_line(failures[0])}")
+    run_forked(
+        num_ranks,
+        lambda: capture_rank(recipe, read_place(), wanted),
+        recipe.resilience.timeout_s,
+        f"{recipe.layout} could not be run again",
+    )
 
 
 def tell(found: "Localized", limit: int) -> None:

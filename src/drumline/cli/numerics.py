@@ -123,10 +123,6 @@ def diff(
     Exit code 0: nothing differs; 1: something does, and the first that does is named; 2: they cannot be compared.
     """
     calm_threads()
-    if localize:
-        import torch
-
-        torch.set_num_threads(1)  # ranks are forked from here, which threads of computation would not survive
     from drumline.capture.diff import diff as compare
     from drumline.capture.reading import Capture
     from drumline.cli.differences import MAPS, document, progress, tell

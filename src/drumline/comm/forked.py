@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import FileStore
 
 from drumline.comm.environment import export
 from drumline.numerics.openmp import end_idle_threads
+from drumline.recipe.errors import DrumlineError
 
 GRACE_S = 5.0
 """How long the others may go on once a rank has failed: long enough to say what they saw."""
@@ -118,6 +119,24 @@ class ForkedRanks:
             os.waitpid(pid, 0)
             self._killed.append(f"rank {rank} did not finish and was killed")
         self._pids.clear()
+
+
+def run_forked(num_ranks: int, body: Callable[[], None], timeout_s: float, what: str) -> None:
+    """Runs a function on ranks to their end; what they say is kept from the terminal.
+
+    Args:
+        num_ranks: how many.
+        body: what each runs, as for `ForkedRanks`.
+        timeout_s: likewise.
+        what: begins the message, such as "the baseline failed".
+
+    Raises:
+        DrumlineError: a rank failed; with the gist of it.
+    """
+    with tempfile.TemporaryDirectory(prefix="drumline-logs-") as logs:
+        failures = ForkedRanks(num_ranks, body, timeout_s, log_dir=Path(logs)).wait()
+    if failures:
+        raise DrumlineError(f"{what}: {in_one_line(failures[0])}")
 
 
 def in_one_line(failure: str) -> str:

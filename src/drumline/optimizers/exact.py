@@ -1,13 +1,14 @@
 """AdamW of which an element's bits do not depend on how its tensor is cut over ranks."""
 
+import ctypes
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from drumline.numerics.invariant.native import library
 from drumline.numerics.kernels import adamw
 from drumline.optimizers.low_bit import new_state
+from drumline.parallel import to_local
 
 
 class ExactAdamW(torch.optim.AdamW):
@@ -29,31 +30,31 @@ class ExactAdamW(torch.optim.AdamW):
         """
         if closure is not None:
             raise ValueError("ExactAdamW takes no closure: gradients are there when it steps")
-        moving = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
-        if not all(_fits(param) for param, _ in moving):
+        moving = [
+            (param, param.grad, group)
+            for group in self.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        kernels = [kernel for param, grad, _ in moving if (kernel := _kernel(param, grad)) is not None]
+        if len(kernels) < len(moving):
             super().step()
             return
-        for param, group in moving:
-            self._move(param, group)
+        for kernel, (param, grad, group) in zip(kernels, moving, strict=True):
+            self._move(kernel, param, grad, group)
 
-    def _move(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+    def _move(self, kernel: ctypes.CDLL, param: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]
         if not state:
             state.update(new_state(param, group, 0))
         state["step"] += 1
-        weight, grad, first, second = map(_local, (param, param.grad, state["exp_avg"], state["exp_avg_sq"]))
-        built = library(adamw, weight)
-        assert built is not None, "`step` asks"
+        weight, grad, first, second = map(to_local, (param, grad, state["exp_avg"], state["exp_avg_sq"]))
         how = {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
-        adamw.adamw_(built, weight, grad.contiguous(), first, second, int(state["step"]), **how)
+        adamw.adamw_(kernel, weight, grad.contiguous(), first, second, int(state["step"]), **how)
 
 
-def _fits(param: torch.Tensor) -> bool:
-    weight, grad = _local(param), _local(param.grad)
+def _kernel(param: torch.Tensor, grad: torch.Tensor) -> ctypes.CDLL | None:
+    """What moves a parameter; None where torch does."""
+    weight, grad = to_local(param), to_local(grad)
     is_plain = weight.dtype == grad.dtype == torch.float32 and weight.is_contiguous()
-    return is_plain and library(adamw, weight) is not None
-
-
-def _local(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return library(adamw, weight) if is_plain else None

@@ -7,7 +7,7 @@ In: a model on meta, a recipe, a joined world. Out: the same model spread over t
 from drumline.parallel.apply import own_gradients, parallelize
 from drumline.parallel.gradients import Gradients, layers_of
 from drumline.parallel.mesh import Mesh, build_mesh
-from drumline.parallel.place import Place, Places, clear_padding, held, holder
+from drumline.parallel.place import Place, Places, clear_padding, held, holder, to_local
 from drumline.parallel.shard import free_gathered
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "layers_of",
     "own_gradients",
     "parallelize",
+    "to_local",
 ]

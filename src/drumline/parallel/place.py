@@ -97,14 +97,19 @@ def held(tensor: torch.Tensor, place: Place) -> Held:
     Returns:
         The part that FSDP left, at its offsets in the logical tensor, without padding.
     """
-    local, offsets = tensor.detach(), place.offsets
+    local, offsets = to_local(tensor).detach(), place.offsets
     if isinstance(tensor, DTensor):
         _, inner = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        local, offsets = tensor.to_local().detach(), tuple(a + b for a, b in zip(offsets, inner, strict=True))
+        offsets = tuple(a + b for a, b in zip(offsets, inner, strict=True))
     for dim, (offset, size) in enumerate(zip(offsets, place.shape, strict=True)):
         local = local.narrow(dim, 0, max(0, min(local.shape[dim], size - offset)))
     offsets = tuple(min(offset, size) for offset, size in zip(offsets, place.shape, strict=True))
     return Held(local, offsets, place.shape)
+
+
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor, padding included; the tensor itself where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def holder(places: Places) -> Callable[[str, torch.Tensor], Held]:
@@ -117,7 +122,7 @@ def clear_padding(model: nn.Module, places: Places) -> None:
     """Zeroes what parameters have beyond their logical tensors; nothing moves it from there."""
     for name, param in model.named_parameters():
         part = held(param, places[name])
-        local = param.to_local() if isinstance(param, DTensor) else param
+        local = to_local(param)
         if local.shape != part.tensor.shape:
             kept = part.tensor.clone()
             local.zero_()

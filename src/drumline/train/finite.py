@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from drumline.data import Batch
-from drumline.parallel import Gradients
+from drumline.parallel import Gradients, to_local
 from drumline.recipe.errors import CheckFailed
 from drumline.schedules import Action
 from drumline.train.setup import Parts
@@ -91,8 +90,7 @@ def find_in_gradients(parameters: Parameters) -> str | None:
     """The parameter nearest to the loss whose gradient is not finite: the backward reached it first."""
     last = None
     for name, param in parameters.items():
-        grad = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
-        if grad is not None and not torch.isfinite(grad).all():
+        if param.grad is not None and not torch.isfinite(to_local(param.grad)).all():
             last = name
     return last
 

@@ -20,7 +20,7 @@ from drumline.capture.keys import BACKWARD, CHOICE, FORWARD, INIT, ROUTER, ROUTI
 from drumline.capture.ratio import error_of, error_ratio
 from drumline.capture.reading import Capture
 from drumline.comm import read_place
-from drumline.comm.forked import ForkedRanks, in_one_line
+from drumline.comm.forked import run_forked
 from drumline.numerics import kernels
 from drumline.optimizers import learning_rate
 from drumline.recipe import Layout, Recipe, problems
@@ -73,7 +73,9 @@ def calibrate(recipe: Recipe, folder: Path, *, num_steps: int = 2, notify: Calla
     with tempfile.TemporaryDirectory(prefix="drumline-calibrate-") as name:
         scratch = Path(name)
         notify("one device in fp64, fp32 and bf16")
-        _run(1, functools.partial(_write_one_device, small, folder, scratch, num_steps), "one device")
+        run_forked(
+            1, functools.partial(_write_one_device, small, folder, scratch, num_steps), TIMEOUT_S, "one device failed"
+        )
         found = RankFile(folder / "exact.safetensors")
         truth = {part.key: found.part(index).tensor for index, part in enumerate(found.parts)}
         errors = {precision: _errors(truth, scratch, precision) for precision in precisions}
@@ -87,7 +89,8 @@ def calibrate(recipe: Recipe, folder: Path, *, num_steps: int = 2, notify: Calla
                 out = scratch / hashlib.blake2b(f"{precision}{variant}".encode(), digest_size=6).hexdigest()
                 routing = folder if _has_experts(small) else None
                 wanted = Wanted(tuple(range(1, num_steps + 1)), "tensors", (), out, routing=routing)
-                _run(changed.layout.num_ranks, functools.partial(_capture, changed, wanted), variant)
+                body = functools.partial(_capture, changed, wanted)
+                run_forked(changed.layout.num_ranks, body, TIMEOUT_S, f"{variant} failed")
                 _measure(Capture(out), truth, errors[precision], precision, variant, measured)
     limits = {
         tier: {kind: limit_of(tier, values) for kind, values in kinds.items()} for tier, kinds in measured.items()
@@ -177,13 +180,6 @@ def _has_experts(recipe: Recipe) -> bool:
 
 def _capture(recipe: Recipe, wanted: Wanted) -> None:
     capture_rank(recipe, read_place(), wanted)
-
-
-def _run(num_ranks: int, body: Callable[[], None], name: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="drumline-logs-") as logs:
-        failures = ForkedRanks(num_ranks, body, TIMEOUT_S, log_dir=Path(logs)).wait()
-    if failures:
-        raise DrumlineError(f"{name} failed: {in_one_line(failures[0])}")
 
 
 def _errors(truth: dict[str, Any], scratch: Path, precision: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from drumline.capture import tokens_of
 from drumline.capture.files import write
 from drumline.capture.keys import FORWARD, INIT, LOSS, NORM, ROUTING, WEIGHT, key
 from drumline.capture.parts import Part
-from drumline.capture.recorder import Parts
+from drumline.capture.sink import Parts
 from drumline.capture.snapshot import add_gradients, add_weights
 from drumline.capture.watch import ActivationWatch
 from drumline.comm import World, read_place

@@ -101,7 +101,7 @@ def _ratio(name: str, mine: torch.Tensor, reference: Reference, precision: str) 
     exact = reference.exact[name].double()
     if split_key(name)[1] == INIT:  # drawn, not computed: fp64 has the very same numbers
         return 0.0 if torch.equal(mine.double(), exact) else math.inf
-    ordinary = max(error_of(way[name], exact) for way in reference.ordinary)
+    ordinary = max(way[name] for way in reference.errors)
     if split_key(name)[1] == NORM:
         ordinary = max(ordinary, _error_of_gradient(name.split("/")[0], reference))
     return error_ratio(error_of(mine, exact), exact, ordinary, precision)
@@ -114,10 +114,7 @@ def _error_of_gradient(step: str, reference: Reference) -> float:
     in many layers.
     """
     names = [name for name in reference.exact if name.startswith(f"{step}/{GRADIENT}/")]
-    return max(
-        math.hypot(*(error_of(way[name], reference.exact[name].double()) for name in names))
-        for way in reference.ordinary
-    )
+    return max(math.hypot(*(way[name] for name in names)) for way in reference.errors)
 
 
 def _times(ratio: float) -> str:

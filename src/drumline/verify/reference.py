@@ -9,6 +9,7 @@ own kernels takes part in fp64. Rotary tables are fp32 here too: they are inputs
 Source of AdamW: Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2.
 """
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from drumline.capture.files import read, write
 from drumline.capture.forcing import ForcedRouting
 from drumline.capture.keys import FORWARD, GRADIENT, INIT, LOSS, NORM, OPTIMIZER, ROUTING, WEIGHT, key
 from drumline.capture.parts import Part, join, scalar
-from drumline.capture.recorder import Parts
+from drumline.capture.ratio import error_of
+from drumline.capture.sink import Parts
 from drumline.capture.snapshot import MOMENTS
 from drumline.capture.watch import ActivationWatch
 from drumline.data.made_up import made_up
@@ -82,6 +84,11 @@ class Reference:
 
     exact: Tensors
     ordinary: tuple[Tensors, ...]
+
+    @functools.cached_property
+    def errors(self) -> tuple[dict[str, float], ...]:
+        """How far each of one device's ways is from fp64, by key; found once for all candidates."""
+        return tuple({name: error_of(way[name], x) for name, x in self.exact.items()} for way in self.ordinary)
 
 
 def write_reference(recipe: Recipe, folder: Path) -> None:

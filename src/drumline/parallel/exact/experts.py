@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from drumline.models.moe import Experts, MixtureOfExperts, Routed, Routing, balance_loss, sort_by_expert
+from drumline.models.moe import Experts, MixtureOfExperts, Routed, balance_loss, sort_by_expert
 from drumline.models.moe.dispatch import count_choices
 from drumline.numerics.exact import chunked, column_blocks, mirrored, unchunked, wide
 from drumline.numerics.exact.experts import (
@@ -106,12 +106,11 @@ class ExactMixture:
         layer, pieces = self._layer, self._pieces
         x_CRD = chunked(x_BTD, pieces.num_between).contiguous()
         # Through the module, whose hooks record what it says and may change it.
-        routing = layer.router(x_BTD)
-        in_chunks = Routing(
-            *(chunked(field_N.unflatten(0, x_BTD.shape[:2]), pieces.num_between).contiguous() for field_N in routing)
+        routing = layer.router(x_CRD, len(x_BTD))
+        experts_CRK, weights_CRK, probability_CRE = (
+            chunked(field_N.unflatten(0, x_BTD.shape[:2]), pieces.num_between).contiguous() for field_N in routing[:3]
         )
-        weights_CRK, experts_CRK = in_chunks.weights_NK, pieces.enter(in_chunks.experts_NK)
-        y_CRD = self._experts(_whole(x_CRD, pieces), _whole(weights_CRK, pieces), experts_CRK)
+        y_CRD = self._experts(_whole(x_CRD, pieces), _whole(weights_CRK, pieces), pieces.enter(experts_CRK))
         y_BTD = unchunked(_share(y_CRD, pieces), len(x_BTD))
         if layer.shared is not None:
             shared_BTD = layer.shared(x_BTD)
@@ -121,7 +120,7 @@ class ExactMixture:
                 )
                 shared_BTD = unchunked(gate_CR1, len(x_BTD)) * shared_BTD
             y_BTD = y_BTD + shared_BTD
-        return y_BTD, self._report(Routing(*(field_CR.flatten(0, 1) for field_CR in in_chunks)))
+        return y_BTD, self._report(experts_CRK.flatten(0, 1), probability_CRE.flatten(0, 1))
 
     def _experts(self, x_CRD: torch.Tensor, weights_CRK: torch.Tensor, experts_CRK: torch.Tensor) -> torch.Tensor:
         num_experts = self._layer.moe.num_experts
@@ -148,8 +147,8 @@ class ExactMixture:
         runs = runs_of(counts, self._senders.data_ranks, self._senders.chunks)
         return back.arrive(back.depart(self._layer.experts(there.arrive(there.depart(rows_QD)), runs)))
 
-    def _report(self, routing: Routing) -> Routed:
-        layer, probability_NE, experts_NK = self._layer, routing.probability_NE, routing.experts_NK
+    def _report(self, experts_NK: torch.Tensor, probability_NE: torch.Tensor) -> Routed:
+        layer = self._layer
         aux_loss = probability_NE.new_zeros(())
         if layer.router.load is not None:
             aux_loss = layer.moe.aux_loss_coefficient * balance_loss(probability_NE, layer.router.load)

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from drumline.models.moe import Routing, choose
 from drumline.models.moe.router import Router
-from drumline.numerics.exact import aligned, chunked, unchunked, wide
+from drumline.numerics.exact import aligned, unchunked, wide
 from drumline.numerics.exact.swiglu import Sigmoid
 from drumline.parallel.exact.pieces import Pieces
 
@@ -33,7 +33,7 @@ def whole_linear(x_CRD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtyp
 
 
 class ExactRouter:
-    """The forward of a router: chooses the experts of each chunk's tokens, and answers in the order of the tokens.
+    """The forward of a router, of contiguous chunks between matmuls: answers in the order of the sequences' tokens.
 
     Args:
         router: of the layer.
@@ -44,12 +44,11 @@ class ExactRouter:
         self._router = router
         self._pieces = pieces
 
-    def __call__(self, x_BTD: torch.Tensor) -> Routing:
-        x_CRD = chunked(x_BTD, self._pieces.num_between).contiguous()
+    def __call__(self, x_CRD: torch.Tensor, num_sequences: int) -> Routing:
         logits_CRE = whole_linear(x_CRD, self._router.weight, wide(x_CRD.dtype), self._pieces)
         of_chunks = [self._route(logits_RE) for logits_RE in logits_CRE]
         fields = (torch.stack(field_C) for field_C in zip(*of_chunks, strict=True))
-        return Routing(*(unchunked(field_CR, len(x_BTD)).flatten(0, 1) for field_CR in fields))
+        return Routing(*(unchunked(field_CR, num_sequences).flatten(0, 1) for field_CR in fields))
 
     def _route(self, logits_RE: torch.Tensor) -> Routing:
         moe = self._router.moe

@@ -23,6 +23,7 @@ from drumline.comm.tree_reduce import even_pieces
 from drumline.parallel.exact.collect import Collected
 from drumline.parallel.exact.replicated import into_buckets
 from drumline.parallel.exact.use import take_grad
+from drumline.parallel.place import to_local
 from drumline.parallel.replicate import BUCKET_BYTES
 
 
@@ -96,7 +97,7 @@ class ExactSharded:
         """Sums over the ranks into the shards."""
         for bucket in self._buckets:
             shard, uses = self._summed(bucket), [self._collected.uses[index] for index in bucket]
-            locals_ = [_local(use.param) for use in uses]
+            locals_ = [to_local(use.param) for use in uses]
             for use, local, part in zip(uses, locals_, shard.split([x.numel() for x in locals_]), strict=True):
                 if use.adds:
                     assert isinstance(use.param.grad, DTensor), "a parameter's first use comes first"
@@ -106,12 +107,12 @@ class ExactSharded:
 
     def local(self) -> list[torch.Tensor]:
         """This rank's pieces of the gradients."""
-        return [_local(use.param.grad) for use in self._collected.uses if use.param.grad is not None and not use.adds]
+        return [to_local(use.param.grad) for use in self._collected.uses if use.param.grad is not None and not use.adds]
 
     def counted(self) -> list[torch.Tensor]:
         """Those of them that this rank counts."""
         return [
-            _local(use.param.grad)
+            to_local(use.param.grad)
             for use in self._collected.uses
             if use.param.grad is not None and use.counts and not use.adds
         ]
@@ -164,10 +165,6 @@ def _dim_of(param: nn.Parameter) -> int:
 def _chunks(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
     chunks = list(tensor.chunk(count, dim))
     return chunks + [tensor.narrow(dim, 0, 0)] * (count - len(chunks))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _as_sharded(local: torch.Tensor, param: nn.Parameter) -> DTensor:

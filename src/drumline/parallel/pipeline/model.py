@@ -11,10 +11,10 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from drumline.parallel.gradients import Gradients, Several
 from drumline.parallel.pipeline.transfer import Transfers
+from drumline.parallel.place import to_local
 from drumline.schedules import Action, Kind
 
 TIED = "embedding.weight"
@@ -99,7 +99,7 @@ class TiedAcrossRanks(Several):
         super().finish()
         grad = self._weight.grad
         assert grad is not None, "both stages use the embedding in every step"
-        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local = to_local(grad)
         theirs = torch.empty_like(local, memory_format=torch.contiguous_format)
         transfers = Transfers(self._peers, self._group)
         if self._is_lower:  # the same order of transfers at both ends
